@@ -519,7 +519,6 @@ NAMES: dict[str, Any] = {
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),
-    "negative": lambda x: -x,
     "before_waits": lambda x: x,
     "arrive": named_arrive,
     "sync": named_sync,

@@ -113,6 +113,8 @@ TEST_CASES: list[Case] = [
     case("size_192_128_segments", (2, 150, 150, 2, 2, 192), value=128, tags=GPU,
          segments=(ids((1, 70), (2, 80)), ids((0, 9), (3, 140), (-1, 1)))),
     case("size_256", (1, 130, 130, 2, 2, 256), causal=True, window=(90, 0), softcap=5.0, tags=GPU),
+    case("size_256_128_packed", (1, 150, 160, 4, 2, 256), value=128, packed=((0, 9, 80, 150), (3, 9, 90, 160)),
+         window=(40, 20), return_lse=True, tags=GPU),
     case("size_512", (1, 90, 130, 2, 1, 512), causal=True, tags=GPU),
     case("size_512_fp32", (1, 40, 70, 2, 2, 512), dtype="float32", tags=GPU),
     case("softcap", (2, 10, 10, 2, 2, 16), softcap=2.0, causal=True, tags=SMALL),

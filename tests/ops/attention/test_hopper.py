@@ -129,9 +129,13 @@ QUICK = ("causal_128_128",)  # the others are slow
 EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
 
 
+# The plans are tuned for one release of Triton; with others, kernels only have to compile.
+TUNED = triton.__version__.startswith("3.6.")
+OF_THIS_TRITON = pytest.mark.skipif(not TUNED, reason="another release of Triton orders instructions otherwise")
+
+
 def check(compiled: Any, allowed_spills: int) -> None:
-    """The plans are tuned for one release of Triton; with others, kernels only have to compile."""
-    if triton.__version__.startswith("3.6."):
+    if TUNED:
         assert not serialized(compiled)
         assert resources(compiled).spills <= allowed_spills
         assert not spills_in_loops(compiled)
@@ -189,6 +193,7 @@ def walks_of(case: Case, kernels: Sequence[str]) -> list[Any]:
     return [build(walk, program.arrays, HOPPER) for walk in walks]
 
 
+@OF_THIS_TRITON
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("name", "walks"),
@@ -210,10 +215,13 @@ def test_products_of_one_half_run_beside_the_exponentials_of_the_other(name: str
             assert "WARPGROUP.DEPBAR.LE gsb0, 0x0" not in between[between.rindex("HGMMA") :]
 
 
+@OF_THIS_TRITON
 @pytest.mark.compile
 def test_exponentials_of_64_columns_do_not_wait_for_products_of_their_step() -> None:
     (walk,) = walks_of(CASES["full_64_64"], ["backward_pairs"])
-    for loop in loops_of_products(walk):
+    loops = loops_of_products(walk)
+    assert len(loops) == 2
+    for loop in loops:
         exponentials = [i for i, line in enumerate(loop) if "MUFU.EX2" in line]
         first_half = exponentials[: len(exponentials) // 2]
         products = [i for i, line in enumerate(loop) if "HGMMA" in line]
@@ -222,6 +230,7 @@ def test_exponentials_of_64_columns_do_not_wait_for_products_of_their_step() -> 
         assert min(waits) > max(first_half)
 
 
+@OF_THIS_TRITON
 @pytest.mark.compile
 @pytest.mark.parametrize("name", ["full_256_256", pytest.param("full_256_128", marks=pytest.mark.slow)])
 def test_groups_with_a_gradient_each_compute_no_product_twice(name: str) -> None:
@@ -317,19 +326,19 @@ def test_blocks_are_left_out_or_unmasked_only_where_no_pair_is_wrong(
             assert 128 * block + 128 <= keys
 
 
-@given(SIZE, SIZE, WINDOW, st.integers(0, 3), st.booleans(), st.sampled_from((64, 128)))
+@given(SIZE, SIZE, WINDOW, st.integers(0, 3), st.booleans(), st.sampled_from((64, 128)), st.sampled_from((64, 128)))
 def test_a_step_is_unmasked_only_where_no_pair_is_wrong(
-    queries: int, keys: int, window: Window, tile: int, listed: bool, size: int
+    queries: int, keys: int, window: Window, tile: int, listed: bool, size: int, own: int
 ) -> None:
-    at = 128 * tile
+    at = own * tile
     assume(at < keys)
-    low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, 128, size)
-    bottom, top = on_numbers(schedule.queries_unmasked)(at, low, steps, queries, keys, window, 128, size, listed)
+    low, steps = on_numbers(schedule.queries_seen)(at, queries, keys, window, own, size)
+    bottom, top = on_numbers(schedule.queries_unmasked)(at, low, steps, queries, keys, window, own, size, listed)
     assert low <= bottom <= top <= low + steps
     for m in range(bottom, top):
         rows = range(size * m, size * m + size)
-        assert at + 128 <= keys
-        assert all(visible(rows, range(at, at + 128), keys - queries, window))
+        assert at + own <= keys
+        assert all(visible(rows, range(at, at + own), keys - queries, window))
         assert not listed or rows.stop <= queries
 
 

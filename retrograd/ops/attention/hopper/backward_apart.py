@@ -166,6 +166,7 @@ def backward_apart(
     """Tensor descriptors: q, k, v, dout, dk, dv; base, delta, as `deltas` has stored them. counter[1]: 0 at first.
     tile_list, runs: as `forward`.
     """
+    gl.static_assert(OPTIONS.q_stages > 1 and OPTIONS.dout_stages > 1)  # a block is held until the next is there
     q_ring = ring_of(allocate(q, OPTIONS.q_stages), OPTIONS.q_stages, 2)
     dout_ring = ring_of(allocate(dout, OPTIONS.dout_stages), OPTIONS.dout_stages, 2)
     k_ring = Ring(allocate(k, 1), None, barriers(1, 1))

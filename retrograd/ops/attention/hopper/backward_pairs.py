@@ -275,6 +275,8 @@ def backward_pairs(
 ):
     """As `backward_fused`; turns has a number for each of the two tiles of queries of a step."""
     TYPE: gl.constexpr = q.dtype
+    gl.static_assert(OPTIONS.q_stages == 2 and OPTIONS.dout_stages == 2)  # the barriers of q and dout are for two
+    gl.static_assert(dk.block_shape == dv.block_shape)
     q_blocks = allocate(q, OPTIONS.q_stages)
     dout_blocks = allocate(dout, OPTIONS.dout_stages)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)

@@ -73,8 +73,8 @@ def deltas(
     COPIES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """delta; and base, lse in powers of two, inf for steps of no sequence and those that see no key: probabilities are
-    then 0.
+    """delta; and base, minus lse in powers of two, -inf for steps of no sequence and those that see no key:
+    probabilities are then 0.
 
     dsinks (rows, tiles, heads): parts of the gradient of sinks.
     """
@@ -119,7 +119,7 @@ def round_dq(
     FLAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """dq from its sums; zeros where base is inf."""
+    """dq from its sums; zeros where base is -inf."""
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     T = sizes.queries

@@ -49,12 +49,12 @@ class ForwardPlan:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """The tiles of the backward pass; `stages`, `programs` and `section` only decide the time.
+    """The tiles of the backward pass; `programs` and `section` only decide the time.
 
     Attributes:
         keys: of a program's tile.
         queries: of a tile that it walks over: 64, or 128 in two halves.
-        stages: tiles of q in shared memory, and of dout.
+        stages: tiles of q in shared memory, and of dout; two of each where a step takes 128 queries.
         registers: of a thread that computes products.
         spills: spill instructions that tests allow.
         programs: maximum number of them.
@@ -75,7 +75,8 @@ class WalksPlan:
     """The tiles of the backward pass of heads wider than 128: dq has a walk, and dk and dv another one.
 
     Attributes:
-        rows: queries or keys of a group, whose gradient it has; there are two groups.
+        rows: queries or keys of a group, whose gradient it has; there are two groups. Where dk and dv have a group
+            each, these are the same keys.
         walked: keys or queries of a block that it walks over.
         stages: blocks of k and of v in shared memory, in the walk for dq.
         stages_k: of q and of dout, in that for dk and dv.

@@ -98,7 +98,8 @@ def in_order_of_sums(x):
 
     One store of a warp has, in each of 8 rows, two columns of each of four threads: of every 32 columns 8 j + 2 q and
     the one after, q = 0 to 3. The 16-byte units of a row change places from row to row, by their number xor the row's.
-    In order of q // 2, j, q % 2, the units of four rows are on different banks. `round_dq` restores the order.
+    In order of q // 2, j, q % 2, the units of four rows are on different banks. `round_dq` restores the order of dq,
+    `from_order_of_sums` that of p in `backward_apart`.
     """
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
