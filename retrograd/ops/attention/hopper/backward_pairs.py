@@ -40,7 +40,7 @@ from .schedule import at_step, tiles_of_head, turn_of
 from .scores import base_of, deltas_from, differences_from, probabilities
 from .tickets import draw, has_tile, of_keys, ring_of_tickets
 from .walk import at_border, keys_of, step_of, steps_unmasked, walk_of
-from .wgmma import WARPS, allocate, in_order_of_sums, matrix, of_products, shape_of_blocks
+from .wgmma import WARPS, add_left, allocate, in_order_of_sums, matrix, of_products, shape_of_blocks
 
 HALF = gl.constexpr(64)  # queries of one of the two tiles of a step
 # Named barriers: ds of a step's group is there, a pair of numbers for every other step; dq of a tile is there.
@@ -90,13 +90,6 @@ def hand_over(part, n, W: gl.constexpr, dq_blocks, dq_empty):
     matrix(dq_blocks.index(W)).store(in_order_of_sums(part))
     fence_async_shared()
     arrive(DQ_FULL + W, GROUP_AND_WARP)
-
-
-@gluon.jit
-def add_left(left, right, total):
-    """Start left @ right, added to total; left is in the layout of a result of products."""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, of_products(right.shape[1]), 2)
-    return warpgroup_mma(gl.convert_layout(left, LEFT, assert_trivial=True), right, total, is_async=True)
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ from .schedule import at_step
 from .scores import base_of, deltas_from, differences_from, probabilities
 from .tickets import of_keys
 from .walk import at_border, keys_of, steps_unmasked
-from .wgmma import in_order_of_sums, matrix, of_products
+from .wgmma import add_left, in_order_of_sums, matrix, of_products
 
 
 @gluon.jit
@@ -93,8 +93,6 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
     OF_K: gl.constexpr = of_products(D)
     OF_V: gl.constexpr = of_products(V)
     OF_Q: gl.constexpr = of_products(HALF)
-    LEFT_K: gl.constexpr = gl.DotOperandLayout(0, OF_K, 2)
-    LEFT_V: gl.constexpr = gl.DotOperandLayout(0, OF_V, 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)
     none = gl.zeros([R, QUERIES], gl.float32, S)
     none_q = gl.zeros([QUERIES, HALF], gl.float32, OF_Q)
@@ -114,8 +112,7 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
         s = warpgroup_mma_wait(1, deps=[s])
         p = probabilities(s, base, border, W * R, 0, end - n, tickets, number, OPTIONS)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
-        left = gl.convert_layout(p.to(TYPE), LEFT_V, assert_trivial=True)
-        total_v = warpgroup_mma(left, dout_tile, total_v, is_async=True)
+        total_v = add_left(p.to(TYPE), dout_tile, total_v)
         delta = deltas_from(0, p, border, n, end, rings, tickets, number, OPTIONS)
         dp = warpgroup_mma_wait(1, deps=[dp])
         ds = differences_from(0, p, dp, delta, n, rings, OPTIONS)
@@ -125,7 +122,7 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
         mbarrier.arrive(ds_ring.full.index(stage))
         # The first step computes its own, and so does the second one, so that no product is in a branch.
         part = dq_of_step(gl.maximum(n - 1, begin), W, rings.k, ds_ring, none_q)
-        total_k = warpgroup_mma(gl.convert_layout(ds, LEFT_K, assert_trivial=True), q_tile, total_k, is_async=True)
+        total_k = add_left(ds, q_tile, total_k)
         part, total_v = warpgroup_mma_wait(1, deps=[part, total_v])
         release(rings.dout, n)
         if n > begin:

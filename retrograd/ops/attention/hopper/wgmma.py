@@ -117,6 +117,13 @@ def from_order_of_sums(x):
 
 
 @gluon.jit
+def add_left(left, right, total):
+    """Start left @ right, added to total; left is in the layout of a result of products."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, of_products(right.shape[1]), 2)
+    return warpgroup_mma(gl.convert_layout(left, LEFT, assert_trivial=True), right, total, is_async=True)
+
+
+@gluon.jit
 def add_products(a, b, total, rest, SIZE: gl.constexpr):
     """Start a @ b over the first SIZE columns of b: the first product is added to total, the second, if any, to rest.
 
@@ -124,11 +131,9 @@ def add_products(a, b, total, rest, SIZE: gl.constexpr):
     """
     LESS: gl.constexpr = first_columns(SIZE)
     MORE: gl.constexpr = more_columns(SIZE)
-    left = gl.convert_layout(a, gl.DotOperandLayout(0, of_products(LESS), 2), assert_trivial=True)
-    total = warpgroup_mma(left, b.slice(0, LESS, dim=1), total, is_async=True)
+    total = add_left(a, b.slice(0, LESS, dim=1), total)
     if MORE > 0:
-        left = gl.convert_layout(a, gl.DotOperandLayout(0, of_products(MORE), 2), assert_trivial=True)
-        rest = warpgroup_mma(left, b.slice(LESS, MORE, dim=1), rest, is_async=True)
+        rest = add_left(a, b.slice(LESS, MORE, dim=1), rest)
     return total, rest
 
 
