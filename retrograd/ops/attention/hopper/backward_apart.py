@@ -26,11 +26,10 @@ from .wgmma import (
     WARPS,
     add_products,
     allocate,
-    first_columns,
     from_order_of_sums,
     in_order_of_sums,
     matrix,
-    more_columns,
+    no_sums,
     of_products,
     over_columns,
     store_sums,
@@ -70,16 +69,13 @@ def differentiate_values(dv, rings, p_ring, tickets, OPTIONS: gl.constexpr):
     KEYS: gl.constexpr = OPTIONS.keys
     QUERIES: gl.constexpr = OPTIONS.queries
     SIZE: gl.constexpr = OPTIONS.value_size
-    LESS: gl.constexpr = first_columns(SIZE)
-    REST: gl.constexpr = more_columns(SIZE) or 64
     none = gl.zeros([KEYS, QUERIES], gl.float32, of_products(QUERIES))
     n, number = 0, 0
     wait_full(tickets, 0)
     while has_tile(tickets, number):
         begin, end = n, n + OPTIONS.share * of_keys(tickets, number, "steps")
         first, until = steps_unmasked(end, tickets, number, OPTIONS)
-        total = gl.zeros([KEYS, LESS], gl.float32, of_products(LESS))
-        rest = gl.zeros([KEYS, REST], gl.float32, of_products(REST))
+        total, rest = no_sums(KEYS, SIZE)
         s = none
         if end > begin:
             s = warpgroup_mma_wait(0, deps=[products_of_step(n, rings.k, rings.q, none, OPTIONS.size)])
@@ -110,8 +106,6 @@ def differentiate_keys(dk, rings, p_ring, tickets, OPTIONS: gl.constexpr):
     KEYS: gl.constexpr = OPTIONS.keys
     QUERIES: gl.constexpr = OPTIONS.queries
     SIZE: gl.constexpr = OPTIONS.size
-    LESS: gl.constexpr = first_columns(SIZE)
-    REST: gl.constexpr = more_columns(SIZE) or 64
     none = gl.zeros([KEYS, QUERIES], gl.float32, of_products(QUERIES))
     STORED: gl.constexpr = in_order_of_sums(none).type.layout
     n, number = 0, 0
@@ -119,8 +113,7 @@ def differentiate_keys(dk, rings, p_ring, tickets, OPTIONS: gl.constexpr):
     while has_tile(tickets, number):
         begin, end = n, n + OPTIONS.share * of_keys(tickets, number, "steps")
         first, until = steps_unmasked(end, tickets, number, OPTIONS)
-        total = gl.zeros([KEYS, LESS], gl.float32, of_products(LESS))
-        rest = gl.zeros([KEYS, REST], gl.float32, of_products(REST))
+        total, rest = no_sums(KEYS, SIZE)
         dp = none
         if end > begin:
             dp = warpgroup_mma_wait(0, deps=[products_of_step(n, rings.v, rings.dout, none, OPTIONS.value_size)])

@@ -130,12 +130,11 @@ def backward_both(
     """Tensor descriptors: q, k, v, dout, dk, dv; base, delta, as `deltas` has stored them. counter[1]: 0 at first.
     tile_list, runs: as `forward`.
     """
-    q_blocks, k_blocks = allocate(q, OPTIONS.q_stages), allocate(k, 2)
-    dout_blocks, of_base = allocate(dout, OPTIONS.dout_stages), allocate(base, OPTIONS.q_stages)
-    k_ring = Ring(k_blocks, None, barriers(1, 2))
-    q_ring, dout_ring = ring_of(q_blocks, OPTIONS.q_stages, 2), ring_of(dout_blocks, OPTIONS.dout_stages, 2)
-    v_blocks, of_delta = allocate(v, 2), allocate(delta, OPTIONS.dout_stages)
-    v_ring = Ring(v_blocks, None, barriers(1, 2))
+    q_ring = ring_of(allocate(q, OPTIONS.q_stages), OPTIONS.q_stages, 2)
+    dout_ring = ring_of(allocate(dout, OPTIONS.dout_stages), OPTIONS.dout_stages, 2)
+    k_ring = Ring(allocate(k, 2), None, barriers(1, 2))
+    v_ring = Ring(allocate(v, 2), None, barriers(1, 2))
+    of_base, of_delta = allocate(base, OPTIONS.q_stages), allocate(delta, OPTIONS.dout_stages)
     tickets = ring_of_tickets(2)
     fence_async_shared()
     arrays = Arrays(q, k, v, dout, base, delta)

@@ -26,10 +26,9 @@ from .wgmma import (
     WARPS,
     add_products,
     allocate,
-    first_columns,
     halves,
     matrix,
-    more_columns,
+    no_sums,
     of_products,
     over_columns,
     pieces,
@@ -119,9 +118,6 @@ def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, head
     TYPE: gl.constexpr = rings.q.blocks.dtype
     HALF: gl.constexpr = KEYS // 2
     SIZE: gl.constexpr = OPTIONS.size
-    LESS: gl.constexpr = first_columns(SIZE)
-    # Without a rest, `rest` has columns that nothing reads, since it cannot have none.
-    REST: gl.constexpr = more_columns(SIZE) or 64
     ROW: gl.constexpr = gl.SliceLayout(1, of_products(HALF))
     none = gl.zeros([ROWS, KEYS], gl.float32, of_products(KEYS))
     n, number = 0, 0
@@ -136,8 +132,7 @@ def differentiate(W: gl.constexpr, dq, base_ptr, delta_ptr, rings, tickets, head
         numbers = gl.cast(tile.batch * heads + tile.head, gl.int64) * pitch + tile.first_q
         base = gl.load(base_ptr + numbers + i, mask=i < queries, other=float("-inf"))
         delta = gl.load(delta_ptr + numbers + i, mask=i < queries, other=0.0)
-        total = gl.zeros([ROWS, LESS], gl.float32, of_products(LESS))
-        rest = gl.zeros([ROWS, REST], gl.float32, of_products(REST))
+        total, rest = no_sums(ROWS, SIZE)
         mbarrier.wait(rings.q.full.index(W), number & 1)
         for step in range(tile.high - tile.low):
             block = tile.high - 1 - step

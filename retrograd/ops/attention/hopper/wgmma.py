@@ -117,6 +117,15 @@ def from_order_of_sums(x):
 
 
 @gluon.jit
+def no_sums(ROWS: gl.constexpr, SIZE: gl.constexpr):
+    """Zeros that `add_products` adds to: total, and rest, whose columns nothing reads if there is no second product."""
+    LESS: gl.constexpr = first_columns(SIZE)
+    MORE: gl.constexpr = more_columns(SIZE) or 64
+    total = gl.zeros([ROWS, LESS], gl.float32, of_products(LESS))
+    return total, gl.zeros([ROWS, MORE], gl.float32, of_products(MORE))
+
+
+@gluon.jit
 def add_left(left, right, total):
     """Start left @ right, added to total; left is in the layout of a result of products."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, of_products(right.shape[1]), 2)
