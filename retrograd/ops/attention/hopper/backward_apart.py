@@ -32,6 +32,7 @@ from .wgmma import (
     no_sums,
     of_products,
     over_columns,
+    pieces,
     store_sums,
     wait_for_sums,
 )
@@ -85,15 +86,15 @@ def differentiate_values(dv, rings, p_ring, tickets, OPTIONS: gl.constexpr):
             stage = acquire(p_ring, n)
             p_ring.blocks.index(stage).store(in_order_of_sums(p))
             mbarrier.arrive(p_ring.full.index(stage))
-            # Of the last step once more, so that no product is in a branch.
-            s = products_of_step(gl.minimum(n + 1, end - 1), rings.k, rings.q, none, OPTIONS.size)
             wait_full(rings.dout, n)
             dout = matrix(rings.dout.blocks.index(stage_of(n, OPTIONS.dout_stages)))
             total, rest = add_products(p.to(rings.q.blocks.dtype), dout, total, rest, SIZE)
-            s = warpgroup_mma_wait(0, deps=[s])
-            total, rest = wait_for_sums(total, rest, SIZE)
-            release(rings.q, n)
+            # Of the last step once more, so that no product is in a branch.
+            s = products_of_step(gl.minimum(n + 1, end - 1), rings.k, rings.q, none, OPTIONS.size)
+            total, rest = wait_for_sums(total, rest, SIZE, pieces(OPTIONS.size))
             release(rings.dout, n)
+            s = warpgroup_mma_wait(0, deps=[s])
+            release(rings.q, n)
             n += 1
         store_gradient(dv, total, rest, rings.v, tickets, number, SIZE, 1.0)
         number += 1
@@ -124,15 +125,15 @@ def differentiate_keys(dk, rings, p_ring, tickets, OPTIONS: gl.constexpr):
             p = from_order_of_sums(p_ring.blocks.index(stage_of(n, P_STAGES)).load(STORED))
             delta = deltas_from(0, p, border, n, end, rings, tickets, number, OPTIONS)
             ds = differences_from(0, p, dp, delta, n, rings, OPTIONS)
-            release(p_ring, n)
-            # Of the last step once more, so that no product is in a branch.
-            dp = products_of_step(gl.minimum(n + 1, end - 1), rings.v, rings.dout, none, OPTIONS.value_size)
             q = matrix(rings.q.blocks.index(stage_of(n, OPTIONS.q_stages)))
             total, rest = add_products(ds, q, total, rest, SIZE)
-            dp = warpgroup_mma_wait(0, deps=[dp])
-            total, rest = wait_for_sums(total, rest, SIZE)
+            release(p_ring, n)
             release(rings.dout, n)
+            # Of the last step once more, so that no product is in a branch.
+            dp = products_of_step(gl.minimum(n + 1, end - 1), rings.v, rings.dout, none, OPTIONS.value_size)
+            total, rest = wait_for_sums(total, rest, SIZE, pieces(OPTIONS.value_size))
             release(rings.q, n)
+            dp = warpgroup_mma_wait(0, deps=[dp])
             n += 1
         store_gradient(dk, total, rest, rings.k, tickets, number, SIZE, OPTIONS.scale)
         number += 1

@@ -147,12 +147,12 @@ def add_products(a, b, total, rest, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def wait_for_sums(total, rest, SIZE: gl.constexpr):
-    """The sums once all products are added."""
+def wait_for_sums(total, rest, SIZE: gl.constexpr, AFTER: gl.constexpr = 0):
+    """The sums once all products are added but the last ones, so many, which came after."""
     if more_columns(SIZE) > 0:
-        total, rest = warpgroup_mma_wait(0, deps=[total, rest])
+        total, rest = warpgroup_mma_wait(AFTER, deps=[total, rest])
     else:
-        total = warpgroup_mma_wait(0, deps=[total])
+        total = warpgroup_mma_wait(AFTER, deps=[total])
     return total, rest
 
 
