@@ -128,12 +128,15 @@ def differentiate_keys(dk, rings, p_ring, tickets, OPTIONS: gl.constexpr):
             q = matrix(rings.q.blocks.index(stage_of(n, OPTIONS.q_stages)))
             total, rest = add_products(ds, q, total, rest, SIZE)
             release(p_ring, n)
-            release(rings.dout, n)
+            if n + 1 < end:
+                release(rings.dout, n)
             # Of the last step once more, so that no product is in a branch.
             dp = products_of_step(gl.minimum(n + 1, end - 1), rings.v, rings.dout, none, OPTIONS.value_size)
             total, rest = wait_for_sums(total, rest, SIZE, pieces(OPTIONS.value_size))
             release(rings.q, n)
             dp = warpgroup_mma_wait(0, deps=[dp])
+            if n + 1 == end:
+                release(rings.dout, n)
             n += 1
         store_gradient(dk, total, rest, rings.k, tickets, number, SIZE, OPTIONS.scale)
         number += 1

@@ -106,10 +106,44 @@ def deltas(
         tl.store(dsinks_ptr + (batch * tl.cdiv(T, BLOCK) + tile) * heads + head, -tl.sum(part, axis=0))
 
 
+@triton.jit
+def turns_of(start, queries, keys, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """How many tiles of keys see the tile of queries from `start` on, and so add to its dq."""
+    first, end = 0, tl.cdiv(keys, KEYS)
+    if WINDOW.before is not None:
+        first = tl.maximum(start + keys - queries - WINDOW.before, 0) // KEYS
+    if WINDOW.after is not None:
+        last = start + QUERIES - 1 + keys - queries + WINDOW.after
+        end = tl.minimum(end, tl.maximum(last + KEYS, 0) // KEYS)
+    return tl.maximum(end - first, 0)
+
+
+@triton.jit
+def wait_for_turns(
+    turns_ptr,
+    batch,
+    head,
+    tile,
+    sizes,
+    WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Wait until all tiles of keys have added to dq of the queries of a program."""
+    T = sizes.queries
+    PARTS: tl.constexpr = QUERIES // BLOCK
+    needed = turns_of(tile // PARTS * QUERIES, T, sizes.keys, WINDOW, QUERIES, KEYS)
+    own_turn_ptr = turns_ptr + 1 + (batch * sizes.heads + head) * tl.cdiv(T, QUERIES) * PARTS + tile
+    while tl.atomic_add(own_turn_ptr, 0, sem="acquire") != needed:
+        pass
+
+
 @triton.jit(do_not_specialize=["sizes"])
 def round_dq(
     dq_sum,
     base_ptr,
+    turns_ptr,
     dq,
     sizes,
     SCALE: tl.constexpr,
@@ -117,13 +151,25 @@ def round_dq(
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """dq from its sums; zeros where base is -inf."""
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
+    """dq from its sums; zeros where base is -inf.
+
+    turns: of the walk; None if its tiles are listed. Programs begin where the walk has no more tiles, and do not wait for
+    its end.
+    """
     T = sizes.queries
-    batch, head, _tile, i, at = steps_of(sizes, BLOCK, FLAT)
+    batch, head, tile, i, at = steps_of(sizes, BLOCK, FLAT)
+    if turns_ptr is None:
+        wait_for_previous(OVERLAP)
+    elif tl.program_id(0) == tl.num_programs(0) - 1:
+        wait_for_previous(OVERLAP)  # so that the next kernel does not start before the walk has ended
+    else:
+        wait_for_turns(turns_ptr, batch, head, tile, sizes, WINDOW, BLOCK, QUERIES, KEYS)
+    let_next_start(OVERLAP)
     column = tl.arange(0, BLOCK_D)
     PADDED: tl.constexpr = (D + SUMS_OF_ROW - 1) // SUMS_OF_ROW * SUMS_OF_ROW
     live = tl.load(base_ptr + at, mask=i < T, other=float("-inf")) != float("-inf")

@@ -129,7 +129,7 @@ def backward(
         launches += own.walks(plan, wanted)
     elif wanted & {"dq", "dk", "dv"}:
         launches += own.backward(plan)
-        launches += [own.round_dq()] if "dq" in wanted else []
+        launches += [own.round_dq(plan)] if "dq" in wanted else []
     if "dsinks" in wanted:
         launches.append(own.sum_tiles("dsinks", QUERIES_OF_ROWS))
     return Program(inputs, outputs, tuple(scratch), tuple(launches))
@@ -309,11 +309,13 @@ class _Launches(Launches):
         constants = {"WINDOW": self._window(), "V": V, "BLOCK_V": columns(V), "COPIES": _copies(self.spec)}
         return self._of_queries(deltas, constants)
 
-    def round_dq(self) -> Launch:
+    def round_dq(self, plan: BackwardPlan) -> Launch:
         """Rounds the sums of dq."""
         D = self.spec.head_size
-        constants = {"SCALE": self.spec.factor, "D": D, "BLOCK_D": columns(D)}
-        return self._of_queries(round_dq, constants)
+        tiles = {"WINDOW": self._window(), "QUERIES": plan.queries, "KEYS": plan.keys}
+        constants = {"SCALE": self.spec.factor, "D": D, "BLOCK_D": columns(D), **tiles}
+        launch = self._of_queries(round_dq, constants)
+        return self._with(launch, turns_ptr=None) if _listed(self.spec) else launch
 
     def _of_queries(self, kernel: Any, constants: dict[str, Any]) -> Launch:
         spec = self.spec
