@@ -49,6 +49,8 @@ def taken(spec: Spec, arch: Arch = HOPPER, which: Pass = "fwd") -> bool:
     [
         {},
         {"D": 128, "dtype": "float16"},
+        {"D": 32},
+        {"D": 48, "value": 64},
         {"D": 80},
         {"D": 96},
         {"D": 160},
@@ -67,9 +69,9 @@ def test_it_takes(how: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        {"D": 32},
-        {"D": 48},
+        {"D": 24},
         {"D": 68},
+        {"D": 32, "value": 64},
         {"D": 300},
         {"value": 128},
         {"dtype": "float32"},

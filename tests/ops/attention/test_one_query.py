@@ -46,7 +46,8 @@ def program(call: Query, structure: str | None = None) -> Program:
         ({"D": 64, "dtype": "float16", "window": (30, 0), "softcap": 3.0, "scale": 0.2}, True),
         ({"D": 192, "V": 128, "heads": 128}, True),
         ({"heads": 130}, False),  # 65 heads share one
-        ({"D": 32}, False),
+        ({"D": 32}, True),
+        ({"D": 24}, False),
         ({"D": 128, "V": 64}, False),
         ({"dtype": "float32"}, False),
         ({"scale": -0.3}, False),
@@ -83,6 +84,7 @@ def test_long_caches_of_few_rows_are_cut_into_blocks() -> None:
 
 LAUNCHES = {"walk": ["walk"], "blocks": ["score_blocks", "exponentials", "sum_values"]}
 COMPILED: dict[str, dict[str, Any]] = {
+    "32": {"D": 32},
     "64": {"D": 64},
     "64, two programs on a multiprocessor": {"D": 64, "batch": 100},
     "128": {},

@@ -158,8 +158,7 @@ def round_dq(
 ):
     """dq from its sums; zeros where base is -inf.
 
-    turns: of the walk; None if its tiles are listed. Programs begin where the walk has no more tiles, and do not wait for
-    its end.
+    turns: of the walk, or None if its tiles are listed. Programs begin where that has no more tiles, before its end.
     """
     T = sizes.queries
     batch, head, tile, i, at = steps_of(sizes, BLOCK, FLAT)

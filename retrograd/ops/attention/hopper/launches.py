@@ -61,11 +61,12 @@ from .tuples import (
 )
 from .wgmma import SUMS_OF_ROW
 
-__all__ = ["backward", "factors_of", "forward", "planned", "suits"]
+__all__ = ["backward", "factors_of", "forward", "planned", "suits", "swizzled"]
 
 ENTRY = schedule.ENTRY.value
 ALIGNED = schedule.ALIGNED.value
 TILES_AT_ONCE = 128  # of a program of `list_tiles`
+SWIZZLE = 128  # bytes of a row of shared memory that its layout permutes, at most
 ROUNDS = 4  # tiles of a program, at most, that it takes without drawing them
 
 
@@ -84,6 +85,11 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     if spec.segmented and spec.batch * spec.queries >= LIMIT // 2:  # so that tiles are listed with 32 bits
         return False
     return 0 not in spec.q.shape and 0 not in spec.k.shape
+
+
+def swizzled(columns: int, bits: int, axes: int) -> gl.NVMMASharedLayout:
+    """The layout in shared memory of blocks of so many columns of elements of so many bits."""
+    return gl.NVMMASharedLayout(min(SWIZZLE, columns * bits // 8), bits, rank=axes)
 
 
 def factors_of(spec: Spec) -> Factors:
@@ -440,7 +446,7 @@ class _Launches(Launches):
         found = {name: self.described(name, size) for name, size in steps.items()}
         assert None not in found.values(), found
         return {
-            name: replace(own, layout=gl.NVMMASharedLayout(128, bits, rank=len(own.block)))
+            name: replace(own, layout=swizzled(own.block[-1], bits, len(own.block)))
             for name, own in found.items()
             if own
         }

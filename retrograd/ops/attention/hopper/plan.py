@@ -98,6 +98,7 @@ class WalksPlan:
 
 # Columns of a head of queries and keys that products take, and of values, in tiles.
 FORWARD = {
+    (32, 32): ForwardPlan(beside=False),
     (64, 64): ForwardPlan(beside=False),
     (128, 128): ForwardPlan(),
     (192, 128): ForwardPlan(panels=3, queued=1, by_warps=True),
@@ -107,13 +108,15 @@ FORWARD = {
 }
 # Columns of both in tiles.
 BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
+    (32, 32): BackwardPlan(queries=128, spills=16),
     (64, 64): BackwardPlan(queries=128, spills=16),
     (128, 128): BackwardPlan(spills=40),
     (256, 128): WalksPlan(stages=(2, 2), section=2 * SECTION, spills=30),
     (256, 256): WalksPlan(spills=80),
 }
 SUMS = 320  # columns of dk and dv, at most, of which a thread's registers have sums beside results
-LEAST_SIZE = 64  # of a head: narrower ones would leave columns unused that their products cost
+LEAST_SIZE = 32  # of a head: narrower ones would leave columns unused that their products cost
+WIDTH = 64  # of the columns that products take at once, of wider heads
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
 LEAST_SOFTCAP = 0.1  # of the backward pass, which computes its derivative from probabilities
@@ -126,7 +129,7 @@ def sizes_of(spec: Spec) -> tuple[int, int]:
 
 def used_columns(size: int) -> int:
     """Columns of a tile that products take: in tiles of 256 columns they leave out those after a head of 192."""
-    return -(-size // LEAST_SIZE) * LEAST_SIZE
+    return columns(size) if size <= WIDTH else -(-size // WIDTH) * WIDTH
 
 
 def forward_tiles(head_size: int, value_size: int) -> ForwardPlan:
@@ -171,6 +174,6 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
         return BACKWARD[sizes_of(spec)]
     plan = forward_tiles(spec.head_size, spec.value_size)
     long = steps_of(spec, spec.keys) >= LONG
-    if sizes_of(spec) == (64, 64) and spec.sides == (None, None) and long:
+    if max(sizes_of(spec)) <= WIDTH and spec.sides == (None, None) and long:
         return replace(plan, groups=3, registers=160, beside=True, by_warps=True)
     return plan

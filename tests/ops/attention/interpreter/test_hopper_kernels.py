@@ -44,6 +44,9 @@ CASES = {
                            segments=(ids((1, 20), (0, 70)), ids((3, 60), (-1, 9), (4, 21)))),
     "softcap": case("softcap", (1, 150, 200, 2, 1, 128), dtype="float16", causal=True, softcap=2.0, sinks=True),
     "wider_softcap": case("wider_softcap", (1, 100, 150, 2, 1, 160), dtype="float16", softcap=2.0, return_lse=True),
+    "narrow": case("narrow", (1, 200, 200, 4, 2, 32), dtype="float16", causal=True, sinks=True, return_lse=True),
+    "narrow_packed": case("narrow_packed", (1, 300, 320, 1, 1, 40), dtype="float16", window=(40, 200),
+                          packed=((2, 3, 120, 296), (0, 7, 150, 308))),
     "padded": case("padded", (1, 140, 140, 1, 1, 104), dtype="float16", causal=True),
     "other_values": case("other_values", (1, 140, 140, 2, 1, 256), value=128, dtype="float16", causal=True),
     "apart_packed": case("apart_packed", (1, 300, 320, 2, 1, 136), dtype="float16", window=(40, 200), return_lse=True,
@@ -77,7 +80,7 @@ def test_a_nan_in_a_query_is_one_in_its_result_and_its_gradient(name: str, seed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["causal", "groups", "window", "segments", "wider_packed", "apart_packed"])
+@pytest.mark.parametrize("name", ["causal", "groups", "window", "segments", "narrow", "wider_packed", "apart_packed"])
 def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
     found: list[Any] = []
     inputs, gradients = contract.drawn(ON_HOPPER, CASES[name], "cpu", seed)

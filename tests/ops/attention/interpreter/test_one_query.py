@@ -34,6 +34,7 @@ class Call(NamedTuple):
 # Blocks have 128 keys, those of wider heads 64.
 CALLS = {
     "causal": Call(2, 2, 64, 270, (1, 128, 129, 270)),
+    "narrow": Call(2, 1, 32, 270, (129, 270)),
     "groups": Call(4, 1, 64, 257, (257, 2)),
     "more heads than a tile in shared memory has at least": Call(12, 1, 64, 140, (140, 3)),
     "window": Call(2, 1, 64, 400, (400, 128, 131, 5), options={"window": (130, 0)}),

@@ -32,7 +32,6 @@ from .walk import walk
 __all__ = ["forward", "planned", "suits"]
 
 FEWEST_ROWS = 8  # of a tile in shared memory, whose layout permutes so many
-SWIZZLE = 128  # bytes of a row of shared memory that its layout permutes, at most
 
 
 def suits(spec: Query, arch: Arch, which: Pass) -> bool:
@@ -164,17 +163,15 @@ class _Launches:
         arrays = tuple(Array(key, param.shape, param.dtype) for key, param in packed.params((name,)).items())
         found = Launches(packed, arrays, {}, self.arch).described(name, self.plan.keys)
         assert found is not None
-        return replace(found, block=(*found.block[:-1], own), layout=_swizzled(own, packed.q.dtype, len(found.block)))
+        return replace(
+            found,
+            block=(*found.block[:-1], own),
+            layout=hopper.swizzled(own, 8 * BYTES[packed.q.dtype], len(found.block)),
+        )
 
     def _tiles(self, name: str, tiles: int, size: int, rows: int = ROWS.value) -> Descriptor:
         """An array in tiles, whose rows are the heads that share a head of keys; rows after these are zeros."""
         dtype = next(array.dtype for array in self.arrays if array.name == name)
         share, own = self.spec.share, columns(size) if name == "q" else size
-        layout = _swizzled(own, dtype, 4)
+        layout = hopper.swizzled(own, 8 * BYTES[dtype], 4)
         return Descriptor((tiles, share, 1, size), (share * size, size, size, 1), (1, rows, 1, own), layout)
-
-
-def _swizzled(own: int, dtype: str, axes: int) -> Any:
-    """The layout in shared memory of blocks of so many columns."""
-    bytes_ = BYTES[dtype]
-    return gl.NVMMASharedLayout(min(SWIZZLE, own * bytes_), 8 * bytes_, rank=axes)

@@ -79,7 +79,8 @@ def walk_tiles(spec: Query, keys: int) -> WalkTiles:
     """The tiles of `walk`: as much in flight as there is room for; in two programs where two have room for it."""
     heads, size = spec.batch * spec.groups, columns(spec.head_size)
     few = heads * -(-spec.value_size // NARROW) <= MULTIPROCESSORS
-    own = NARROW if few else columns(spec.value_size)
+    own = columns(spec.value_size)
+    own = min(own, NARROW) if few else own
     q, block = 2 * ROWS.value * size, 2 * keys * (size + own)
     in_half = (SHARED // 2 - q) // block
     if heads > MULTIPROCESSORS and in_half > 1:
