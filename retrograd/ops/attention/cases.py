@@ -201,6 +201,7 @@ BENCH_CASES: list[Case] = [
         for time in (1024, 2048, 4096, 8192, 16384)
     ),
     bench(1, 16384, 32, 128, 8, mark="causal_", causal=True),
+    bench(4, 4096, 24, 96, mark="causal_", causal=True),
     bench(4, 4096, 24, 128, mark="window_", window=(1023, 0)),
     bench(4, 4096, 24, 128, mark="softcap_", causal=True, softcap=30.0),
     bench(4, 4096, 24, 128, mark="sinks_", causal=True, sinks=True),

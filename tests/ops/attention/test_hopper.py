@@ -245,6 +245,25 @@ def test_groups_with_a_gradient_each_compute_no_product_twice(name: str) -> None
     assert sorted(products) == sorted([[str(V)] * 4 + ["64"] * (D // 16), [str(D)] * 4 + ["64"] * (V // 16)])
 
 
+@OF_THIS_TRITON
+@pytest.mark.compile
+@pytest.mark.parametrize(("D", "V"), [(80, 80), pytest.param(96, 120, marks=pytest.mark.slow)])
+def test_products_over_columns_leave_out_those_after_a_head(D: int, V: int) -> None:
+    spec = spec_of(OP, case("causal", (1, 260, 260, 4, 2, D), value=V, causal=True))
+    forward = Forward(HOPPER_OP, spec).program({}, HOPPER)
+    backward = Backward(HOPPER_OP, spec, frozenset("qkv")).program({}, HOPPER)
+    assert forward is not None
+    assert backward is not None
+    (walk,) = (launch for launch in backward.launches if launch.kernel.__name__ in WALKS)
+    of_values = 80 if V == 80 else 128
+    for launch, program, summed in (
+        (forward.launches[-1], forward, D + 128),  # columns of scores, keys of a block
+        (walk, backward, D + of_values + 128 + 2 * 64),  # of scores, dp; keys of a tile; twice the queries of one
+    ):
+        for loop in loops_of_products(build(launch, program.arrays, HOPPER)):
+            assert sum("HGMMA" in line for line in loop) == summed // 16
+
+
 @pytest.mark.parametrize(
     ("D", "value", "wanted", "walks"),
     [

@@ -18,17 +18,17 @@ from .schedule import at_step
 from .scores import base_of, deltas_from, differences_from, probabilities
 from .tickets import of_keys
 from .walk import at_border, keys_of, steps_unmasked
-from .wgmma import add_left, in_order_of_sums, matrix, of_products
+from .wgmma import add_left, in_order_of_sums, matrix, of_products, over_columns, pieces
 
 
 @gluon.jit
-def scores_of_step(n, W: gl.constexpr, rings, none):
+def scores_of_step(n, W: gl.constexpr, rings, none, SIZE: gl.constexpr):
     """Start the products of the keys of group W with the queries of step n, when these are there."""
     ROWS: gl.constexpr = none.shape[0]
     stage = stage_of(n, rings.q.full.shape[0])
     wait_full(rings.q, n)
     k = matrix(rings.k.blocks.index(forget(gl.to_tensor(0)))).slice(W * ROWS, ROWS)
-    return warpgroup_mma(k, matrix(rings.q.blocks.index(stage)).permute((1, 0)), none, use_acc=False, is_async=True)
+    return over_columns(k, matrix(rings.q.blocks.index(stage)), none, SIZE)
 
 
 @gluon.jit
@@ -104,12 +104,12 @@ def differentiate_keys(W: gl.constexpr, dk, dv, rings, ds_ring, dq_ring, tickets
         border = at_border(n, first, until, OPTIONS)
         q_stage, dout_stage, stage = stage_of(n, OPTIONS.q_stages), stage_of(n, OPTIONS.dout_stages), stage_of(n, 2)
         q_tile, dout_tile = matrix(rings.q.blocks.index(q_stage)), matrix(rings.dout.blocks.index(dout_stage))
-        s = scores_of_step(n, W, rings, none)
+        s = scores_of_step(n, W, rings, none, OPTIONS.size)
         wait_full(rings.dout, n)
         v = matrix(rings.v.blocks.index(forget(gl.to_tensor(W))))
-        dp = warpgroup_mma(v, dout_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        dp = over_columns(v, dout_tile, none, OPTIONS.value_size)
         base = base_of(rings.base, q_stage, 0, QUERIES, COLUMN)
-        s = warpgroup_mma_wait(1, deps=[s])
+        s = warpgroup_mma_wait(pieces(OPTIONS.value_size), deps=[s])
         p = probabilities(s, base, border, W * R, 0, end - n, tickets, number, OPTIONS)
         # This product reads p, so that the assembler leaves the exponentials before the wait for dp.
         total_v = add_left(p.to(TYPE), dout_tile, total_v)

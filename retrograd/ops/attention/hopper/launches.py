@@ -45,6 +45,7 @@ from .plan import (
     in_one_group,
     planned,
     steps_of,
+    summed_columns,
     used_columns,
 )
 from .tuples import (
@@ -289,7 +290,7 @@ class _Launches(Launches):
         options = ForwardOptions(
             window=self._window(),
             factors=factors_of(self.spec),
-            size=used_columns(spec.head_size),
+            size=summed_columns(spec.head_size),
             panels=plan.panels,
             queries=plan.queries,
             keys=plan.keys,
@@ -351,6 +352,8 @@ class _Launches(Launches):
             factors=factors_of(self.spec),
             scale=spec.factor,
             share=share,
+            size=summed_columns(spec.head_size),
+            value_size=summed_columns(spec.value_size),
             keys=plan.keys,
             queries=plan.queries,
             q_stages=q_stages,

@@ -132,6 +132,11 @@ def used_columns(size: int) -> int:
     return columns(size) if size <= WIDTH else -(-size // WIDTH) * WIDTH
 
 
+def summed_columns(size: int) -> int:
+    """Columns of a tile that products sum over: as above, and of tiles of 128 columns the first 80 or 96."""
+    return next((own for own in (80, 96) if WIDTH < size <= own), used_columns(size))
+
+
 def forward_tiles(head_size: int, value_size: int) -> ForwardPlan:
     """The tiles of the forward pass, which one query's kernels share."""
     return FORWARD[used_columns(head_size), columns(value_size)]

@@ -141,6 +141,7 @@ class BackwardOptions(NamedTuple):
     Attributes:
         scale: of products.
         share: heads of a group.
+        size: columns of a head of queries and keys that products sum over, and `value_size`, of values.
         keys: of a tile.
         queries: of a tile.
         q_stages: tiles of q in shared memory, and `dout_stages`.
@@ -152,6 +153,8 @@ class BackwardOptions(NamedTuple):
     factors: Factors
     scale: float
     share: int
+    size: int
+    value_size: int
     keys: int
     queries: int
     q_stages: int

@@ -7,7 +7,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 WARPS = gl.constexpr(4)  # of a group
-FIRST = gl.constexpr(128)  # columns that the first of two products takes
 SUMS_OF_ROW = gl.constexpr(32)  # fp32 elements in 128 bytes
 
 
@@ -61,8 +60,8 @@ def panels_of(blocks, stage, PANELS: gl.constexpr):
 
 @gluon.constexpr_function
 def first_columns(size):
-    """Of 64, 128, 192 or 256 columns, how many the first product takes: shapes are powers of two, so 128 of 192."""
-    return size if size & (size - 1) == 0 else FIRST
+    """How many columns the first product takes: shapes are powers of two, so 128 of 192 and 64 of 80 or 96."""
+    return 1 << (size.bit_length() - 1)
 
 
 @gluon.constexpr_function

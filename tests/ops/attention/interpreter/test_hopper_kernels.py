@@ -48,6 +48,7 @@ CASES = {
     "narrow_packed": case("narrow_packed", (1, 300, 320, 1, 1, 40), dtype="float16", window=(40, 200),
                           packed=((2, 3, 120, 296), (0, 7, 150, 308))),
     "padded": case("padded", (1, 140, 140, 1, 1, 104), dtype="float16", causal=True),
+    "padded_less": case("padded_less", (1, 140, 140, 1, 1, 80), value=96, dtype="float16", causal=True),
     "other_values": case("other_values", (1, 140, 140, 2, 1, 256), value=128, dtype="float16", causal=True),
     "apart_packed": case("apart_packed", (1, 300, 320, 2, 1, 136), dtype="float16", window=(40, 200), return_lse=True,
                          packed=((2, 3, 120, 296), (0, 7, 150, 308))),

@@ -19,7 +19,7 @@ from ...arrays import columns
 from ...passes import Launches
 from ...step import Query
 from .. import launches as hopper
-from ..plan import used_columns
+from ..plan import summed_columns
 from ..tuples import Window
 from .exponentials import exponentials
 from .place import PARTS, ROWS
@@ -134,7 +134,7 @@ class _Launches:
         options = QueryOptions(
             window=Window(before, None),
             factors=hopper.factors_of(spec.attention),
-            size=used_columns(spec.head_size),
+            size=summed_columns(spec.head_size),
             value_size=spec.value_size,
             keys=self.plan.keys,
             stages=stages,
