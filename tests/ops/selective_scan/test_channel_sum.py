@@ -19,7 +19,7 @@ Registers = dict[str, Any]  # name -> 32 lanes: bits as uint32, or a predicate
 
 def execute(text: str, operands: Registers) -> Registers:
     """Interpret inline assembly for a warp; supports only the instructions that `channel_sum` emits."""
-    values = {**operands, "%laneid": LANES.astype(np.uint32)}
+    values = dict(operands)
     body = re.fullmatch(r"\{(.*)\}", text, re.DOTALL)
     assert body is not None
     for line in body[1].split(";"):
@@ -42,21 +42,12 @@ def step(operation: str, words: list[str], values: Registers) -> None:
 
     to, *args = words
     match operation:
-        case "mov.f32" | "mov.b32" | "mov.u32":
+        case "mov.f32" | "mov.b32":
             values[to] = bits(args[0]).copy()
         case "and.b32":
             values[to] = bits(args[0]) & bits(args[1])
-        case "setp.ne.u32":
-            values[to] = bits(args[0]) != bits(args[1])
-        case "selp.b32":
-            values[to] = np.where(values[args[2]], bits(args[0]), bits(args[1]))
-        case "add.rn.f32":
-            values[to] = (number(args[0]) + number(args[1])).view(np.uint32)
         case "sub.rn.f32":
             values[to] = (number(args[0]) - number(args[1])).view(np.uint32)
-        case "shfl.sync.bfly.b32":
-            assert args[2:] == ["31", "0xffffffff"]
-            values[to] = bits(args[0])[LANES ^ int(args[1])]
         case "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
             names, *matrices = ([name.strip() for name in word[1:-1].split(",")] for word in words)
             results = product(*([bits(name) for name in matrix] for matrix in matrices))
@@ -92,7 +83,7 @@ def held(N: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("N", [8, 16, 32, 64])
 def test_every_sum_over_channels_is_where_place_says(N: int, split: bool) -> None:
     random = np.random.default_rng(N + split)
-    steps, channels = channel_sum.steps_a_tile(N), 256 // N
+    steps, channels = channel_sum.STEPS.value, 256 // N
     d, n = held(N)
     terms = random.standard_normal((steps, 2, channels, N)).astype(np.float32)
     sums = np.full((8, 32), np.nan, np.float32).view(np.uint32)
@@ -100,18 +91,21 @@ def test_every_sum_over_channels_is_where_place_says(N: int, split: bool) -> Non
         blocks = [sums, sums, *(part[d, n].view(np.uint32) for part in terms[t])]
         blocks.append((np.arange(8)[:, None] == QUAD).astype(np.float32).view(np.uint32))
         operands = {f"${8 * i + r}": block[r] for i, block in enumerate(blocks) for r in range(8)}
-        after = execute(channel_sum._text(t, N, split), operands)
+        after = execute(channel_sum._text(t, split), operands)
         assert all(after[f"${i}"] is operands[f"${i}"] for i in range(8, 40)), "an input is overwritten"
         sums = np.stack([after[f"${r}"] for r in range(8)])
 
-    *placement, valid = (np.broadcast_to(x, d.shape) for x in channel_sum.position.fn(d, n, N))
-    step, which, state = (x[valid] for x in placement)
+    # `finish` adds the quads of the same states: row p of (4, N) is the sum of rows p, p + 4, ...
+    found = np.zeros((4, N))
+    np.add.at(found, (d % 4, n), sums.view(np.float32).astype(np.float64))
+    rows, columns = np.indices(found.shape)
+    step, which, state = channel_sum.position.fn(rows, columns)
     expected = terms.sum(2, dtype=np.float64)[step, which, state]
     size = np.abs(terms).sum(2)[step, which, state]
     # tf32 has 10 bits after the leading one and the others are truncated; two terms lose at most 2 bits of fp32's 23.
-    np.testing.assert_array_less(np.abs(sums.view(np.float32)[valid] - expected), size * 2.0 ** (-21 if split else -10))
-    found = sorted(zip(step, which, state, strict=True))
-    assert found == [(t, w, s) for t in range(steps) for w in range(2) for s in range(N)]
+    np.testing.assert_array_less(np.abs(found - expected), size * 2.0 ** (-21 if split else -10))
+    places = sorted(zip(step.flat, which.flat, state.flat, strict=True))
+    assert places == [(t, w, s) for t in range(steps) for w in range(2) for s in range(N)]
 
 
 @pytest.mark.parametrize("N", [8, 16, 32, 64])

@@ -75,15 +75,16 @@ class WalkSizes(NamedTuple):
 class BackwardSizes(NamedTuple):
     """States of a channel, channels of a program, steps between saved states, and steps of a partial sum over time.
 
-    Whether states are kept for the second half of a group, whether terms of sums over channels are split in two; the
-    warps of each kind, and registers of a thread of `make` and of `finish`.
+    Steps between states in shared memory; stages of groups beyond those of a chunk; whether terms of sums over channels
+    are split in two; the warps of each kind, and registers of a thread of `make` and of `finish`.
     """
 
     N: int
     channels: int
     chunk: int
     piece: int
-    middle: bool
+    every: int
+    extra: int
     split: bool
     warps: int
     make_registers: int
@@ -125,10 +126,11 @@ class Inputs(NamedTuple):
 
 
 class Group(NamedTuple):
-    """8 steps of the backward pass, in fp32 where they are computed with: delta, x, dy silu(z), B, C, dy silu'(z)."""
+    """8 steps of the backward pass, in fp32 where computed with: delta, x, delta x, dy silu(z), B, C, dy silu'(z)."""
 
     delta: Any
     x: Any
+    dx: Any
     gy: Any
     B: Any
     C: Any
@@ -145,16 +147,21 @@ class Scanned(NamedTuple):
 
 
 class Entering(NamedTuple):
-    """The states that enter each group, and its second half where there is room for them."""
+    """The states that enter each group; its second half, and its second and last quarter, where there is room.
 
-    first: Any
-    middle: Any
+    Arrays apart, because the compiler puts a barrier between two stores to one.
+    """
+
+    at0: Any
+    at2: Any
+    at4: Any
+    at6: Any
 
 
 class Results(NamedTuple):
     """What the adjoint of a group leaves: y, the gradients of delta x and of delta log2(e) A, in halves of the group.
 
-    Then sums over channels.
+    Each is a thread's sums over its states. Then sums over the channels of quads of lanes.
     """
 
     y: Any

@@ -2,12 +2,14 @@
 
 One program walks one span of a sequence for a block of channels, from the last chunk of steps to the first. Its
 warps are of three kinds, each with its own registers, that work side by side on groups of 8 steps:
-    make       over (time, channel): delta, x, g_y = dy silu(z), B and C, in fp32 where they are computed with; and over
-               (channel, state) the states that enter every 4 steps, from the state that was kept before the chunk
+    make       over (time, channel): delta, x, delta x, g_y = dy silu(z), B and C, in fp32 where they are computed with;
+               and over (channel, state) the states that enter every 2, 4 or 8 steps, from the state that was kept
+               before the chunk
     walk_back  over (channel, state), groups from the last: states and decays again, into registers; then the adjoint
                    g <- g_y C + g;  dC += g_y h;  dB += g delta x;  g <- decay g;  dA += delta g h_before
-               sums over states in the thread and by shuffles, sums over channels on the tensor cores (channel_sum.py)
-    finish     over (time, channel): dx, ddt and dz from the sums over states
+               sums over states in the thread, sums over channels of a quad of lanes on the tensor cores
+               (channel_sum.py)
+    finish     over (time, channel): dx, ddt and dz from the sums over states; adds sums of different threads
 `steps.py` says where a group lies in shared memory. dB and dC leave as fp32 sums over the program's channels, dA, dD
 and ddt_bias as sums over pieces of steps; second stages add these in a fixed order.
 """
@@ -18,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.rings import Ring, barriers, ring_of
 
 from .arrays import Entering, Group, Groups, Inputs, Results, StateOffsets
-from .channel_sum import own_layout, steps_a_tile
+from .channel_sum import own_layout
 from .finish import finish
 from .make import STAGES, make
 from .sequences import at_row, fill_outside, fill_slots, first_slot, last_span, span_of
@@ -55,8 +57,9 @@ def backward_scan(
     N: gl.constexpr = SIZES.N
     BLOCK_D: gl.constexpr = SIZES.channels
     WARPS: gl.constexpr = SIZES.warps
-    GROUPS: gl.constexpr = SIZES.chunk // 8
+    RING: gl.constexpr = SIZES.chunk // 8 + SIZES.extra  # of groups
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     STATE: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [1, 0])
     WIDE: gl.constexpr = 128 // x.pointer.dtype.element_ty.primitive_bitwidth  # the unit of strides
 
@@ -87,34 +90,39 @@ def backward_scan(
         z_s = gl.allocate_shared_memory(z.pointer.dtype.element_ty, [STAGES, 8, BLOCK_D], ROWS)
     else:
         z_s: gl.constexpr = None  # type: ignore[no-redef]
-    kept = gl.allocate_shared_memory(gl.float32, [2, BLOCK_D, N], STATE)
+    kept = gl.allocate_shared_memory(gl.float32, [BLOCK_D, N], STATE)
     # The ring of groups.
-    delta_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, BLOCK_D], ROWS)
-    x_f = gl.allocate_shared_memory(x.pointer.dtype.element_ty, [GROUPS + 1, 8, BLOCK_D], ROWS)
-    gy_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, BLOCK_D], ROWS)
+    delta_f = gl.allocate_shared_memory(gl.float32, [RING, 8, BLOCK_D], ROWS)
+    x_f = gl.allocate_shared_memory(x.pointer.dtype.element_ty, [RING, 8, BLOCK_D], ROWS)
+    dx_f = gl.allocate_shared_memory(gl.float32, [RING, 8, BLOCK_D], ROWS)
+    gy_f = gl.allocate_shared_memory(gl.float32, [RING, 8, BLOCK_D], ROWS)
     if gradients.dz_ptr is not None:
-        gate_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, BLOCK_D], ROWS)
+        gate_f = gl.allocate_shared_memory(gl.float32, [RING, 8, BLOCK_D], ROWS)
     else:
         gate_f: gl.constexpr = None  # type: ignore[no-redef]
-    B_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, N], ROWS)
-    C_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, 8, N], ROWS)
-    entry_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, BLOCK_D, N], STATE)
-    if SIZES.middle:
-        middle_f = gl.allocate_shared_memory(gl.float32, [GROUPS + 1, BLOCK_D, N], STATE)
-    else:
-        middle_f: gl.constexpr = None  # type: ignore[no-redef]
+    B_f = gl.allocate_shared_memory(gl.float32, [RING, 8, N], ROWS)
+    C_f = gl.allocate_shared_memory(gl.float32, [RING, 8, N], ROWS)
+    at0 = gl.allocate_shared_memory(gl.float32, [RING, BLOCK_D, N], STATE)
+    at2: gl.constexpr = None
+    at4: gl.constexpr = None
+    at6: gl.constexpr = None
+    if SIZES.every <= 4:
+        at4 = gl.allocate_shared_memory(gl.float32, [RING, BLOCK_D, N], STATE)
+    if SIZES.every <= 2:
+        at2 = gl.allocate_shared_memory(gl.float32, [RING, BLOCK_D, N], STATE)
+        at6 = gl.allocate_shared_memory(gl.float32, [RING, BLOCK_D, N], STATE)
     # The ring of results, of one block.
-    y_f = gl.allocate_shared_memory(gl.float32, [2, 4, BLOCK_D], ROWS)
-    ddx_f = gl.allocate_shared_memory(gl.float32, [2, 4, BLOCK_D], ROWS)
-    dlog_f = gl.allocate_shared_memory(gl.float32, [2, 4, BLOCK_D], ROWS)
-    sums_f = gl.allocate_shared_memory(gl.float32, [8 // steps_a_tile(N), BLOCK_D, N], ROWS)
-    groups_full = barriers(1, 1)
+    y_f = gl.allocate_shared_memory(gl.float32, [2, 4, N // 8, BLOCK_D], PARTS)
+    ddx_f = gl.allocate_shared_memory(gl.float32, [2, 4, N // 8, BLOCK_D], PARTS)
+    dlog_f = gl.allocate_shared_memory(gl.float32, [2, 4, N // 8, BLOCK_D], PARTS)
+    sums_f = gl.allocate_shared_memory(gl.float32, [2, 2 * BLOCK_D, N], STATE)
+    groups_full = barriers(2 if SIZES.extra > 1 else 1, 1)
     results = ring_of(Results(y_f, ddx_f, dlog_f, sums_f), 1, 1)
 
     given = Inputs(dy, x, dt, z, B, C)
     raw = Inputs(dy_s, x_s, dt_s, z_s, B_s, C_s)
-    steps = Group(delta_f, x_f, gy_f, B_f, C_f, gate_f)
-    groups = Ring(Groups(steps, Entering(entry_f, middle_f)), groups_full, barriers(GROUPS + 1, 1))
+    steps = Group(delta_f, x_f, dx_f, gy_f, B_f, C_f, gate_f)
+    groups = Ring(Groups(steps, Entering(at0, at2, at4, at6)), groups_full, barriers(RING, 1))
     A_ptr += d0 * N
     offsets = StateOffsets(state * N, leaving * N, (piece * total + d0) * N)
     is_first, is_last = span.part == 0, span.part == last_span(span.whole, lengths.span, SIZES.chunk)

@@ -4,17 +4,67 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.gluon import block_barrier, ex2
-from retrograd.core.kernels.rings import release, wait_full
+from retrograd.core.kernels.rings import exponent, release, wait_full
 
-from .channel_sum import position, steps_a_tile
+from .channel_sum import position
 from .numerics import LN2, LOG2E
 from .steps import per_channel, stage_of_group, vector_layout
 
 
 @gluon.constexpr_function
-def sum_layout(tiles, N, warps):
-    """(tiles, channels, N): a thread holds an element of every tile, so adding these is its own."""
-    return gl.BlockedLayout([tiles, 1, max(1, N // 32)], [1, max(1, 32 // N), min(32, N)], [1, warps, 1], [2, 1, 0])
+def sum_layout(channels, N):
+    """(4 channels, N): the sums of quads as walk_back leaves them, all terms of a sum in the same thread."""
+    part = (N // 8).bit_length() - 1
+    bits, rows = N.bit_length() - 1, channels.bit_length() - 1
+    registers = [[0, 1 << i] for i in range(part)] + [[1 << i, 0] for i in range(2, rows)]
+    lanes = [[0, 1 << i] for i in range(part, bits)] + [[1, 0], [2, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[channels, 0], [2 * channels, 0]], [], [4 * channels, N])
+
+
+@gluon.constexpr_function
+def result_layout(N):
+    """(16, N): what is left of `sum_layout` after the sums."""
+    part, bits = (N // 8).bit_length() - 1, N.bit_length() - 1
+    lanes = [[0, 1 << i] for i in range(part, bits)] + [[1, 0], [2, 0]]
+    return gl.DistributedLinearLayout([[0, 1 << i] for i in range(part)], lanes, [[4, 0], [8, 0]], [], [16, N])
+
+
+@gluon.constexpr_function
+def parts_layout(channels, parts, warps):
+    """(8, parts, channels): all parts of what `vector_layout` gives a thread."""
+    wide = max(1, channels // (4 * warps))
+    return gl.BlockedLayout([1, parts, wide], [32 * wide // channels, 1, channels // wide], [warps, 1, 1], [2, 1, 0])
+
+
+@gluon.jit
+def over_states(memory, BLOCK_D: gl.constexpr, N: gl.constexpr, WARPS: gl.constexpr):
+    """Sums over all states (8, channels), from those of the threads that share a channel."""
+    PARTS: gl.constexpr = N // 8
+    CUBE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    x = memory._reinterpret(gl.float32, [8, PARTS, BLOCK_D], CUBE).load(parts_layout(BLOCK_D, PARTS, WARPS))
+    if PARTS >= 2:
+        x = gl.sum(x.reshape([8, 2, PARTS // 2, BLOCK_D]), 1)
+    if PARTS >= 4:
+        x = gl.sum(x.reshape([8, 2, PARTS // 4, BLOCK_D]), 1)
+    if PARTS >= 8:
+        x = gl.sum(x.reshape([8, 2, PARTS // 8, BLOCK_D]), 1)
+    return gl.convert_layout(x.reshape([8, BLOCK_D]), vector_layout(BLOCK_D, WARPS), assert_trivial=True)
+
+
+@gluon.jit
+def over_channels(memory, BLOCK_D: gl.constexpr, N: gl.constexpr, WARPS: gl.constexpr):
+    """Sums over all channels (16, N), from those over quads of lanes; `position` tells which."""
+    STATE: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [1, 0])
+    x = memory._reinterpret(gl.float32, [4 * BLOCK_D, N], STATE).load(sum_layout(BLOCK_D, N))
+    QUADS: gl.constexpr = BLOCK_D // WARPS // 4  # of the same states in a warp
+    if QUADS >= 2:
+        x = gl.sum(x.reshape([4 * WARPS, QUADS // 2, 2, 4, N]), 2)
+    if QUADS >= 4:
+        x = gl.sum(x.reshape([4 * WARPS, QUADS // 4, 2, 4, N]), 2)
+    if QUADS >= 8:
+        x = gl.sum(x.reshape([4 * WARPS, QUADS // 8, 2, 4, N]), 2)
+    x = gl.sum(x.reshape([4, WARPS, 4, N]), 1)
+    return gl.convert_layout(x.reshape([16, N]), result_layout(N), assert_trivial=True)
 
 
 @gluon.jit
@@ -58,19 +108,14 @@ def finish(
     BLOCK_D: gl.constexpr = SIZES.channels
     WARPS: gl.constexpr = SIZES.warps
     GROUPS: gl.constexpr = SIZES.chunk // 8
-    TILES: gl.constexpr = 8 // steps_a_tile(N)
-    CW: gl.constexpr = BLOCK_D // WARPS
     VEC: gl.constexpr = vector_layout(BLOCK_D, WARPS)
-    SUM: gl.constexpr = sum_layout(WARPS, N, WARPS)
-    PAIR: gl.constexpr = gl.SliceLayout(0, SUM)
-    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    CUBE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    SUM: gl.constexpr = result_layout(N)
     steps = groups.blocks.steps
     done = results.blocks
     t = gl.arange(0, 8, gl.SliceLayout(1, VEC))[:, None]
     d = d0 + gl.arange(0, BLOCK_D, gl.SliceLayout(0, VEC))[None, :]
-    step_of, which, state, valid = position(
-        gl.arange(0, CW, gl.SliceLayout(1, PAIR))[:, None], gl.arange(0, N, gl.SliceLayout(0, PAIR))[None, :], N
+    step, which, state = position(
+        gl.arange(0, 16, gl.SliceLayout(1, SUM))[:, None], gl.arange(0, N, gl.SliceLayout(0, SUM))[None, :]
     )
     skip = per_channel(D_ptr, d0, BLOCK_D, VEC)
     dD = gl.zeros([8, BLOCK_D], gl.float32, VEC)
@@ -79,20 +124,18 @@ def finish(
     blocks = channels // BLOCK_D
     chunks = gl.cdiv(length, SIZES.chunk)
     for number in range(chunks * GROUPS):
-        k = number // GROUPS
-        j = GROUPS - 1 - number % GROUPS
-        at = stage_of_group(k, j, GROUPS)
+        k = number >> exponent(GROUPS)
+        j = GROUPS - 1 - (number & (GROUPS - 1))
+        at = stage_of_group(k, j, SIZES)
         time = (chunks - 1 - k) * SIZES.chunk + j * 8
         left = length - time
         wait_full(results, number)
-        y = done.y._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
-        ddx = done.ddx._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
-        dlog = done.dlog._reinterpret(gl.float32, [8, BLOCK_D], ROWS).load(VEC)
-        for tile in gl.static_range(TILES):
-            sums = gl.sum(done.sums.index(tile)._reinterpret(gl.float32, [WARPS, CW, N], CUBE).load(SUM), 0)
-            step = step_of + tile * (8 // TILES)
-            line = (row + time) * blocks + d0 // BLOCK_D + (step * blocks).to(gl.int64)  # of (rows, blocks)
-            gl.store(gradients.dBC_partial_ptr + line * (2 * N) + which * N + state, sums, mask=valid & (step < left))
+        y = over_states(done.y, BLOCK_D, N, WARPS)
+        ddx = over_states(done.ddx, BLOCK_D, N, WARPS)
+        dlog = over_states(done.dlog, BLOCK_D, N, WARPS)
+        sums = over_channels(done.sums, BLOCK_D, N, WARPS)
+        line = (row + time) * blocks + d0 // BLOCK_D + (step * blocks).to(gl.int64)  # of (rows, blocks)
+        gl.store(gradients.dBC_partial_ptr + line * (2 * N) + which * N + state, sums, mask=step < left)
         delta = steps.delta.index(at).load(VEC)
         x = steps.x.index(at).load(VEC).to(gl.float32)
         gy = steps.gy.index(at).load(VEC)

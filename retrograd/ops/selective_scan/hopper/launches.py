@@ -143,7 +143,8 @@ def backward(
         channels=channels,
         chunk=spec.chunk,
         piece=PIECE,
-        middle=spec.N <= 32,  # more states and longer chunks leave no shared memory for it
+        every=every_of(spec.N),
+        extra=1 if spec.N == 64 else 2,
         split=FP32 in (spec.x.dtype, spec.B.dtype, spec.C.dtype),
         warps=BACKWARD_WARPS,
         make_registers=MAKE_REGISTERS_64 if spec.N == 64 else MAKE_REGISTERS,
@@ -154,6 +155,11 @@ def backward(
     ahead = (_walk(spec, arrays, layouts, plan, back=True),)
     launches = (*(ahead if plan.count > 1 else ()), scan, *unfinished.launches(arch))
     return Program(inputs, outputs, scratch, launches)
+
+
+def every_of(N: int) -> int:
+    """Steps between states that are kept in shared memory; more states and longer chunks leave none for as many."""
+    return {8: 2, 16: 2, 32: 4, 64: 8}[N]
 
 
 def _between(spec: Spec, name: str, plan: Spans) -> Array:

@@ -1,9 +1,10 @@
 """Layouts, and what the three kinds of warps of a backward program share: groups of 8 steps in shared memory.
 
 A chunk is GROUPS groups. `make` comes to the groups of a chunk from the first to the last, because states run that
-way; `walk_back` and `finish` from the last to the first, and meanwhile `make` is at the chunk before. So the stage that
-one chunk's last group leaves takes the next chunk's second group, and so on: GROUPS + 1 stages are enough, filled
-upwards by one chunk and downwards by the next.
+way; `walk_back` and `finish` from the last to the first, and meanwhile `make` is at the chunk before. With EXTRA stages
+beyond those of a chunk, its first EXTRA groups take these, and the next one the stage that the last group of the other
+chunk leaves, and so on: stages are filled upwards by one chunk and downwards by the next. One extra stage is enough;
+with two `walk_back` waits less for the chunk's last group.
 """
 
 from triton.experimental import gluon
@@ -55,9 +56,9 @@ def fetch(array, time, length, tiles, stage, COLUMNS: gl.constexpr, UNIT: gl.con
 
 
 @gluon.jit
-def stage_of_group(k, j, GROUPS: gl.constexpr):
+def stage_of_group(k, j, SIZES: gl.constexpr):
     """Where group j of the k-th chunk from the end lies."""
-    return gl.where(k % 2 == 0, j, GROUPS - j)
+    return gl.where(k & 1 == 0, j, SIZES.chunk // 8 + SIZES.extra - 1 - j)
 
 
 @gluon.jit
@@ -67,11 +68,38 @@ def rows_of(memory, stage, COLUMNS: gl.constexpr):
     return memory.index(stage)._reinterpret(memory.dtype, [8, COLUMNS], FLAT)
 
 
+@gluon.constexpr_function
+def four_layout(layout, channels, N):
+    """(4, channels, N): four steps of the states of `layout`, all in the thread."""
+    bases = ([[0, *base] for base in kind] for kind in (layout.reg_bases, layout.lane_bases, layout.warp_bases))
+    reg, lane, warp = bases
+    return gl.DistributedLinearLayout([[1, 0, 0], [2, 0, 0], *reg], lane, warp, [], [4, channels, N])
+
+
 @gluon.jit
-def forward_step(t, h, a2, group, OWN: gl.constexpr):
+def apart(x, LAYOUT: gl.constexpr):
+    """The four rows (columns,) of (4, columns)."""
+    even, odd = gl.split(x.permute([1, 0]).reshape([x.shape[1], 2, 2]))
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return (
+        gl.convert_layout(first, LAYOUT, assert_trivial=True),
+        gl.convert_layout(second, LAYOUT, assert_trivial=True),
+        gl.convert_layout(third, LAYOUT, assert_trivial=True),
+        gl.convert_layout(fourth, LAYOUT, assert_trivial=True),
+    )
+
+
+@gluon.jit
+def rows4(memory, t: gl.constexpr, OWN: gl.constexpr, SIZES: gl.constexpr):
+    """Rows t to t + 3 of (8, channels), as every state's thread needs them: 4 steps by one instruction."""
+    LOAD: gl.constexpr = gl.SliceLayout(2, four_layout(OWN, SIZES.channels, SIZES.N))
+    return apart(memory.slice(t, 4).load(LOAD), gl.SliceLayout(1, OWN))
+
+
+@gluon.jit
+def forward_step(t, h, a2, delta, dx, group, OWN: gl.constexpr):
     """A step of the recurrence: the new states, and the decay."""
-    delta = group.delta.index(t).load(gl.SliceLayout(1, OWN))
-    dx = delta * group.x.index(t).load(gl.SliceLayout(1, OWN)).to(gl.float32)
     b = group.B.index(t).load(gl.SliceLayout(0, OWN))
     decay = ex2(delta[:, None] * a2)
     return next_state(decay, h, dx[:, None], b[None, :]), decay

@@ -4,65 +4,135 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from retrograd.core.kernels.gluon import block_barrier
+from retrograd.core.kernels.gluon import block_barrier, ex2
 from retrograd.core.kernels.rings import acquire, wait_full
 
 from .arrays import Group
-from .channel_sum import add_step, own_layout, selectors, steps_a_tile
-from .numerics import LOG2E, stack4
-from .steps import forward_step, rows_of, stage_of_group, state_offsets
+from .channel_sum import STEPS, add_step, own_layout, selectors
+from .numerics import LOG2E
+from .steps import forward_step, rows4, rows_of, stage_of_group, state_offsets
+
+
+@gluon.jit
+def state_sum(x):
+    """Sums over a thread's states, (channels, N // 8)."""
+    return gl.sum(x.reshape([x.shape[0], x.shape[1] // 8, 8]), 2)
 
 
 @gluon.jit
 def adjoint_step(
-    t: gl.constexpr, g, dA, sums, before, h, decay, a2, selector, group, SIZES: gl.constexpr, OWN: gl.constexpr
+    t: gl.constexpr,
+    g,
+    dA,
+    sums,
+    before,
+    h,
+    decay,
+    a2,
+    selector,
+    delta,
+    dx,
+    gy,
+    group,
+    SIZES: gl.constexpr,
+    OWN: gl.constexpr,
 ):
     """A step back.
 
     Returns the gradient of the state before, dA and the sums over channels so far, and three sums over states: y, the
     gradient of delta x, and that of delta log2(e) A through the decay.
     """
-    delta = group.delta.index(t).load(gl.SliceLayout(1, OWN))[:, None]
-    dx = delta * group.x.index(t).load(gl.SliceLayout(1, OWN))[:, None].to(gl.float32)
-    gy = group.gy.index(t).load(gl.SliceLayout(1, OWN))[:, None]
+    delta = delta[:, None]
+    dx = dx[:, None]
+    gy = gy[:, None]
     b = group.B.index(t).load(gl.SliceLayout(0, OWN))[None, :]
     c = group.C.index(t).load(gl.SliceLayout(0, OWN))[None, :]
-    y = gl.sum(h * c, 1)
+    y = state_sum(h * c)
     g = gl.fma(gy, c, g)  # written out for walk.py, as in `next_state`
-    sums = add_step(sums, gy * h, g * dx, selector, t % steps_a_tile(SIZES.N), SIZES.N, SIZES.split)
-    ddx = gl.sum(g * b, 1)
+    sums = add_step(sums, gy * h, g * dx, selector, t % STEPS, SIZES.split)
+    ddx = state_sum(g * b)
     g = g * decay
     dlog = g * before  # the gradient of delta A
     dA = dlog * delta + dA
-    return g, dA, sums, y, ddx, gl.sum(dlog * a2, 1)
+    return g, dA, sums, y, ddx, state_sum(dlog * a2)
 
 
 @gluon.jit
-def walk_half(t: gl.constexpr, h0, g, dA, sums, a2, selector, group, SIZES: gl.constexpr, OWN: gl.constexpr):
-    """Steps t + 3 to t, from the state that enters them: states and decays into registers, then the adjoint.
+def forward_half(t: gl.constexpr, first, middle, after, stage, a2, group, SIZES: gl.constexpr, OWN: gl.constexpr):
+    """Steps t to t + 3 from the state that enters them: the states before and after each, decays, and what drives them.
 
-    Sums over channels go to `sums`, and on to a second tile where that holds two steps alone: both are returned.
+    Returns five states, four decays, and for the four steps delta, delta x and dy silu(z).
     """
-    h1, e0 = forward_step(t, h0, a2, group, OWN)
-    h2, e1 = forward_step(t + 1, h1, a2, group, OWN)
-    h3, e2 = forward_step(t + 2, h2, a2, group, OWN)
-    h4, e3 = forward_step(t + 3, h3, a2, group, OWN)
-    g, dA, late, y3, u3, l3 = adjoint_step(t + 3, g, dA, sums, h3, h4, e3, a2, selector, group, SIZES, OWN)
-    g, dA, late, y2, u2, l2 = adjoint_step(t + 2, g, dA, late, h2, h3, e2, a2, selector, group, SIZES, OWN)
-    early = late
-    if SIZES.N == 64:
-        early = gl.zeros_like(sums)
-    g, dA, early, y1, u1, l1 = adjoint_step(t + 1, g, dA, early, h1, h2, e1, a2, selector, group, SIZES, OWN)
-    g, dA, early, y0, u0, l0 = adjoint_step(t, g, dA, early, h0, h1, e0, a2, selector, group, SIZES, OWN)
-    return g, dA, late, early, stack4(y0, y1, y2, y3), stack4(u0, u1, u2, u3), stack4(l0, l1, l2, l3)
+    delta = rows4(group.delta, t, OWN, SIZES)
+    dx = rows4(group.dx, t, OWN, SIZES)
+    gy = rows4(group.gy, t, OWN, SIZES)
+    h0 = first
+    h1, e0 = forward_step(t, h0, a2, delta[0], dx[0], group, OWN)
+    if SIZES.every == 2:
+        e1 = ex2(delta[1][:, None] * a2)
+        h2 = middle.index(stage).load(OWN)
+    else:
+        h2, e1 = forward_step(t + 1, h1, a2, delta[1], dx[1], group, OWN)
+    h3, e2 = forward_step(t + 2, h2, a2, delta[2], dx[2], group, OWN)
+    if SIZES.every == 2 and t == 0:
+        e3 = ex2(delta[3][:, None] * a2)
+        h4 = after.index(stage).load(OWN)
+    else:
+        h4, e3 = forward_step(t + 3, h3, a2, delta[3], dx[3], group, OWN)
+    return (h0, h1, h2, h3, h4), (e0, e1, e2, e3), delta, dx, gy
 
 
 @gluon.jit
-def store_half(results, half: gl.constexpr, y, ddx, dlog):
-    """The sums over states of 4 steps, each (channels, 4)."""
-    results.y.index(half).permute([1, 0]).store(y)
-    results.ddx.index(half).permute([1, 0]).store(ddx)
-    results.dlog.index(half).permute([1, 0]).store(dlog)
+def early_half(blocks, stage, a2, group, SIZES: gl.constexpr, OWN: gl.constexpr):
+    """`forward_half` of the first half of a group."""
+    entering = blocks.entering
+    h0 = entering.at0.index(stage).load(OWN)
+    return forward_half(0, h0, entering.at2, entering.at4, stage, a2, group, SIZES, OWN)
+
+
+@gluon.jit
+def adjoint_half(t: gl.constexpr, half, g, dA, a2, selector, group, SIZES: gl.constexpr, OWN: gl.constexpr):
+    """Steps t + 3 to t of the adjoint, from what `forward_half` returned.
+
+    Returns the gradient of the state before, dA, the tiles of sums over channels one above the other, and the sums over
+    states of `adjoint_step`.
+    """
+    h, e, delta, dx, gy = half
+    zeros = gl.zeros_like(g)
+    g, dA, late, y3, u3, l3 = adjoint_step(
+        t + 3, g, dA, zeros, h[3], h[4], e[3], a2, selector, delta[3], dx[3], gy[3], group, SIZES, OWN
+    )
+    g, dA, late, y2, u2, l2 = adjoint_step(
+        t + 2, g, dA, late, h[2], h[3], e[2], a2, selector, delta[2], dx[2], gy[2], group, SIZES, OWN
+    )
+    g, dA, early, y1, u1, l1 = adjoint_step(
+        t + 1, g, dA, zeros, h[1], h[2], e[1], a2, selector, delta[1], dx[1], gy[1], group, SIZES, OWN
+    )
+    g, dA, early, y0, u0, l0 = adjoint_step(
+        t, g, dA, early, h[0], h[1], e[0], a2, selector, delta[0], dx[0], gy[0], group, SIZES, OWN
+    )
+    return g, dA, above(early, late), steps4(y0, y1, y2, y3), steps4(u0, u1, u2, u3), steps4(l0, l1, l2, l3)
+
+
+@gluon.jit
+def steps4(a, b, c, d):
+    """Four (channels, parts) as (channels, parts, 4)."""
+    return gl.join(gl.join(a, c), gl.join(b, d)).reshape([a.shape[0], a.shape[1], 4])
+
+
+@gluon.jit
+def above(a, b):
+    """Two tiles (rows, columns) as one (2 rows, columns)."""
+    return gl.join(a, b).permute([2, 0, 1]).reshape([2 * a.shape[0], a.shape[1]])
+
+
+@gluon.jit
+def store_half(results, half: gl.constexpr, sums, y, ddx, dlog):
+    """The sums of 4 steps: over channels, and over states, each (channels, parts, 4)."""
+    results.y.index(half).permute([2, 1, 0]).store(y)
+    results.ddx.index(half).permute([2, 1, 0]).store(ddx)
+    results.dlog.index(half).permute([2, 1, 0]).store(dlog)
+    results.sums.index(half).store(sums)
 
 
 @gluon.jit
@@ -81,11 +151,13 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
     BLOCK_D: gl.constexpr = SIZES.channels
     CHUNKS: gl.constexpr = SIZES.piece // SIZES.chunk  # of a piece
     GROUPS: gl.constexpr = SIZES.chunk // 8
+    # The states of a group's first half before the results of its second are stored: the compiler moves no loads past
+    # these. Where the states in between are many, registers do not suffice.
+    AHEAD: gl.constexpr = SIZES.every <= 4
     OWN: gl.constexpr = own_layout(BLOCK_D, N, SIZES.warps)
     own = state_offsets(BLOCK_D, N, OWN)
     steps = groups.blocks.steps
     entering = groups.blocks.entering
-    sums = results.blocks.sums
     a2 = gl.load(A_ptr + own) * LOG2E
     selector = selectors(BLOCK_D, N, OWN)
     g = gl.zeros([BLOCK_D, N], gl.float32, OWN)
@@ -100,37 +172,33 @@ def walk_back(A_ptr, pointers, offsets, channels, is_first, is_last, length, gro
     for k in range(chunks):
         wait_full(groups, k)
         for i in range(GROUPS):
-            stage = stage_of_group(k, GROUPS - 1 - i, GROUPS)
+            stage = stage_of_group(k, GROUPS - 1 - i, SIZES)
             group = Group(
-                rows_of(steps.delta, stage, BLOCK_D),
-                rows_of(steps.x, stage, BLOCK_D),
-                rows_of(steps.gy, stage, BLOCK_D),
+                steps.delta.index(stage),
+                steps.x.index(stage),
+                steps.dx.index(stage),
+                steps.gy.index(stage),
                 rows_of(steps.B, stage, N),
                 rows_of(steps.C, stage, N),
                 None,
             )
-            if SIZES.middle:
-                h4 = entering.middle.index(stage).load(OWN)
+            if SIZES.every <= 4:
+                h4 = entering.at4.index(stage).load(OWN)
             else:
-                h4 = entering.first.index(stage).load(OWN)
+                h4 = entering.at0.index(stage).load(OWN)
+                delta, dx = rows4(group.delta, 0, OWN, SIZES), rows4(group.dx, 0, OWN, SIZES)
                 for t in gl.static_range(4):
-                    h4, _ = forward_step(t, h4, a2, group, OWN)
-            zeros = gl.zeros([BLOCK_D, N], gl.float32, OWN)
-            g, dA, sums3, sums2, y, ddx, dlog = walk_half(4, h4, g, dA, zeros, a2, selector, group, SIZES, OWN)
+                    h4, _ = forward_step(t, h4, a2, delta[t], dx[t], group, OWN)
+            late = forward_half(4, h4, entering.at6, None, stage, a2, group, SIZES, OWN)
+            g, dA, sums, y, ddx, dlog = adjoint_half(4, late, g, dA, a2, selector, group, SIZES, OWN)
+            if AHEAD:
+                early = early_half(groups.blocks, stage, a2, group, SIZES, OWN)
             acquire(results, k * GROUPS + i)
-            store_half(results.blocks, 1, y, ddx, dlog)
-            if N == 64:
-                sums.index(3).store(sums3)
-                sums.index(2).store(sums2)
-            if N == 32:
-                sums.index(1).store(sums2)
-            h0 = entering.first.index(stage).load(OWN)
-            more = sums2 if N <= 16 else zeros  # a tile that has room for all 8 steps
-            g, dA, sums1, sums0, y, ddx, dlog = walk_half(0, h0, g, dA, more, a2, selector, group, SIZES, OWN)
-            store_half(results.blocks, 0, y, ddx, dlog)
-            if N == 64:
-                sums.index(1).store(sums1)
-            sums.index(0).store(sums0)
+            store_half(results.blocks, 1, sums, y, ddx, dlog)
+            if not AHEAD:
+                early = early_half(groups.blocks, stage, a2, group, SIZES, OWN)
+            g, dA, sums, y, ddx, dlog = adjoint_half(0, early, g, dA, a2, selector, group, SIZES, OWN)
+            store_half(results.blocks, 0, sums, y, ddx, dlog)
             block_barrier()
             mbarrier.arrive(results.full.index(0))
         chunk = chunks - 1 - k
