@@ -104,7 +104,7 @@ def test_the_lines_of_a_known_hazard_reach_shared_memory(known: Known) -> None:
     for file, lines in known.between:
         for line in lines:
             # Reported under the kernel's file, of which only its first line and that after its groups are.
-            path = TOLD_AS.get((file, line)) or (file if line in (30, 133) else file.replace(*BACKWARD_SCAN))
+            path = TOLD_AS.get((file, line)) or (file if line in (32, 141) else file.replace(*BACKWARD_SCAN))
             text = (sanitizer.ROOT / path).read_text().splitlines()[line - 1]
             groups = rf"^def {known.kernel}\(|^    gl\.warp_specialize\($|^    if [A-Za-z_]+ (is not None|== 2):$"
             expected = rf"\.(load|store)\(|gl\.sum\(|{groups}"
