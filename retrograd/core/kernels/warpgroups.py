@@ -27,6 +27,14 @@ def converting(DTYPE):
     return "cvt.rn.bf16x2.f32" if gl.bfloat16 == DTYPE else "cvt.rn.f16x2.f32"
 
 
+@gluon.constexpr_function
+def widening(DTYPE):
+    """The instructions that make fp32 of two numbers of 16 bits."""
+    if gl.bfloat16 == DTYPE:
+        return "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"
+
+
 @gluon.jit
 def rounded(x, DTYPE: gl.constexpr):
     """fp32 in 16 bits, at this very point: a plain conversion would sink below the next product, which waits for it."""

@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from retrograd.core.kernels.warpgroups import WARPS, clear_rows, converting
+from retrograd.core.kernels.warpgroups import WARPS, clear_rows, converting, widening
 
 C = gl.constexpr(64)  # steps of a block
 K = gl.constexpr(128)  # channels of a head's keys, and of its values
@@ -11,14 +11,6 @@ HALF = gl.constexpr(64)  # of them: what a program carries of the values
 PARTS = gl.constexpr(2)
 PLANES = gl.constexpr(4)  # of a block, which `vectors` makes: beta e^(y_end - y); e^y; scale e^y; y
 UNIT = gl.constexpr(8)  # of strides: 16 bytes, in elements
-
-
-@gluon.constexpr_function
-def widening(DTYPE):
-    """The instructions that make fp32 of two numbers of 16 bits."""
-    if gl.bfloat16 == DTYPE:
-        return "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-    return "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"
 
 
 @gluon.jit

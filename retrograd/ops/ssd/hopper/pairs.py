@@ -2,13 +2,13 @@
 
 A program takes a slot and some heads of a group, and walks over their slices. Its warps are of three kinds:
     fetch    brings a slice: rows and columns of x and dy, the state, the vectors
-    consume  twice, for 64 rows each: Z += V L delta;  acc += (rows scale) state;  row sums of both, as decays need them
+    consume  twice, for 64 rows each: Z += V L delta;  acc += scale (rows state);  row sums of both, as decays need them
 Of the blocks' pairs two are on the diagonal, and there L is made by exponentials. Of the other two one is empty, and in
 one, of the second block's targets and the first block's sources, L is a product of two factors <= 1, so that no
 exponential is needed. The rows that meet it are taken by the warps of the kernel itself, which have more registers.
 
 Sums over more than 128 states do not fit beside Z. Two programs then share the work: one does what is within the slot,
-Z and its row sums, the other what goes through the state.
+Z and its row sums, the other what goes through the state (through.py).
 """
 
 from triton.experimental import gluon
@@ -25,13 +25,14 @@ from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, barriers, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
-from retrograd.core.kernels.warpgroups import end_of, products, rounded, vector
+from retrograd.core.kernels.warpgroups import end_of, products, vector
 
 from ..arrays import Groups
 from ..device import block_of
 from .arrays import BySource, ByTarget, PairArrays, PairWork, Results, Shared, Slices
-from .blocks import CHANNELS, PARKED, SLOT, UNIT, VECTORS, Q, halves, park, parked
+from .blocks import CHANNELS, PARKED, SLOT, UNIT, VECTORS, Q, halves, park, parked, widened
 from .product import add_product, diagonal, distances_of, part_sums, where
+from .through import PART, add_through, begin_by_states, left_of, part_of
 
 WARPS = gl.constexpr(4)  # of each kind
 
@@ -56,6 +57,21 @@ def steps_of(slot, work):
     number, step = owner_of(slot, work, SLOT)
     row, first, length = bounds_of(number, work)
     return number, row, first, first + step, gl.where(step >= 0, gl.maximum(length - step, 0), 0)
+
+
+@gluon.jit
+def partial_at(begin, EACH: gl.constexpr, partial_ptr, work, OPTIONS: gl.constexpr):
+    """Where a block of heads has its sums in `partial`, whose slices begin with `begin`: the slot's first step, the
+    distance to the next one, and the live steps. Found once more rather than kept in registers.
+    """
+    HALVES: gl.constexpr = halves(OPTIONS.N)
+    T, H = forget(work.T), forget(work.H)
+    again = PairWork(T, work.sequences, H, work.G, work.each, work.cu_seqlens)
+    slot, share, _, block, blocks, _, _ = blocks_of_heads(again, OPTIONS)
+    _, row, _, at, live = steps_of(slot, again)
+    lines = blocks * HALVES  # for each step
+    line = (row * work.T + at) * lines + (block + begin // EACH) * HALVES + share
+    return partial_ptr + line * OPTIONS.N, lines * OPTIONS.N, live
 
 
 @gluon.jit
@@ -114,12 +130,26 @@ def fetch_shared(arrays, live, first, slices, share, ring, shared, H, OPTIONS: g
 @gluon.jit
 def consume_shared(W: gl.constexpr, results, slices, share, work, ring, shared, OPTIONS: gl.constexpr):
     """`consume`, for what a program does."""
-    if halves(OPTIONS.N) == 1:
-        consume(W, results, slices, work, ring, shared, OPTIONS, True, True)
-    elif share == 0:
-        consume(W, results, slices, work, ring, shared, OPTIONS, True, False)
+    if halves(OPTIONS.N) == 1 or share == 0:
+        consume(W, results, slices, work, ring, shared, OPTIONS)
     else:
-        consume(W, results, slices, work, ring, shared, OPTIONS, False, True)
+        consume_through(W, results, slices, work, ring, shared, OPTIONS)
+
+
+@gluon.jit
+def consume_through(W: gl.constexpr, results, slices, work, ring, shared, OPTIONS: gl.constexpr):
+    """Block W's rows of so many slices: what goes through the state alone."""
+    EACH: gl.constexpr = OPTIONS.HEADS * (OPTIONS.P // CHANNELS)  # slices of a block of heads
+    OUT: gl.constexpr = products(PART)
+    wait_full(shared, 0)
+    for begin in range(0, slices, EACH):
+        totals = add_through(W, results, begin, gl.minimum(begin + EACH, slices), ring, shared, OPTIONS)
+        own = forget(gl.to_tensor(W))  # lest addresses from before the loop stay in registers
+        out, distance, live = partial_at(begin, EACH, results.partial, work, OPTIONS)
+        t = own * Q + gl.arange(0, Q, gl.SliceLayout(1, OUT))
+        for j in gl.static_range(OPTIONS.N // PART):
+            n = j * PART + gl.arange(0, PART, gl.SliceLayout(0, OUT))
+            gl.store(out + t[:, None] * distance + n[None, :], totals[j], mask=(t < live)[:, None])
 
 
 @gluon.jit
@@ -135,18 +165,8 @@ def scores_of(shared, W: gl.constexpr, far: gl.constexpr, HALVES: gl.constexpr):
 
 
 @gluon.jit
-def consume(
-    W: gl.constexpr,
-    results,
-    slices,
-    work,
-    ring,
-    shared,
-    OPTIONS: gl.constexpr,
-    WITHIN: gl.constexpr,
-    THROUGH: gl.constexpr,
-):
-    """Block W's rows of so many slices: what is within the slot, what goes through the state, or both."""
+def consume(W: gl.constexpr, results, slices, work, ring, shared, OPTIONS: gl.constexpr):
+    """Block W's rows of so many slices: what is within the slot and, of at most 128 states, what goes through them."""
     P: gl.constexpr = OPTIONS.P
     N: gl.constexpr = OPTIONS.N
     STAGES: gl.constexpr = OPTIONS.STAGES
@@ -154,14 +174,11 @@ def consume(
     BOTH: gl.constexpr = (W == 1) != FOR_B  # these rows also meet the other block's columns
     Z: gl.constexpr = products(Q)
     HALVES: gl.constexpr = halves(N)
+    THROUGH: gl.constexpr = HALVES == 1
     STATES: gl.constexpr = N // HALVES
-    ACC: gl.constexpr = products(STATES)
     Z_LEFT: gl.constexpr = gl.DotOperandLayout(0, Z, 2)
-    ACC_LEFT: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, Z)
     COLUMN: gl.constexpr = gl.SliceLayout(0, Z)
-    LEFT_ROW: gl.constexpr = gl.SliceLayout(1, Z_LEFT)
-    DTYPE: gl.constexpr = ring.rows.dtype
     sums = results.sums
 
     distances = distances_of(Z)
@@ -169,147 +186,131 @@ def consume(
     SUMS: gl.constexpr = gl.SliceLayout(1, part_sums(none).type.layout)
     wait_full(shared, 0)
     left = shared.left.index(W * HALVES)
-    if WITHIN:
-        scores = warpgroup_mma(left, shared.right.index(W * HALVES).permute((1, 0)), none, use_acc=False)
+    scores = warpgroup_mma(left, shared.right.index(W * HALVES).permute((1, 0)), none, use_acc=False)
+    if HALVES > 1:
+        scores = warpgroup_mma(shared.left.index(2 * W + 1), shared.right.index(2 * W + 1).permute((1, 0)), scores)
+    if not FOR_B:
+        own_score = diagonal(scores, distances)
+    # No decay lies between a step and itself: of such a pair row sums less column sums would leave but rounding.
+    scores = where(distances.thread < distances.rest if FOR_B else distances.thread > distances.rest, scores, 0.0)
+    near_scores = scores_of(shared, W, 0, HALVES)
+    far_scores = scores_of(shared, W, 1, HALVES)
+    if BOTH:
+        scores_far = warpgroup_mma(left, shared.right.index((1 - W) * HALVES).permute((1, 0)), none, use_acc=False)
         if HALVES > 1:
-            scores = warpgroup_mma(shared.left.index(2 * W + 1), shared.right.index(2 * W + 1).permute((1, 0)), scores)
-        if not FOR_B:
-            own_score = diagonal(scores, distances)
-        # No decay lies between a step and itself: of such a pair row sums less column sums would leave but rounding.
-        scores = where(distances.thread < distances.rest if FOR_B else distances.thread > distances.rest, scores, 0.0)
-        near_scores = scores_of(shared, W, 0, HALVES)
-        far_scores = scores_of(shared, W, 1, HALVES)
-        if BOTH:
-            scores_far = warpgroup_mma(left, shared.right.index((1 - W) * HALVES).permute((1, 0)), none, use_acc=False)
-            if HALVES > 1:
-                other = shared.right.index(2 * (1 - W) + 1).permute((1, 0))
-                scores_far = warpgroup_mma(shared.left.index(2 * W + 1), other, scores_far)
-        if HALVES > 1:
-            block_barrier()
-        park(near_scores, scores)
-        if BOTH:
-            park(far_scores, scores_far)
+            other = shared.right.index(2 * (1 - W) + 1).permute((1, 0))
+            scores_far = warpgroup_mma(shared.left.index(2 * W + 1), other, scores_far)
+    if HALVES > 1:
+        block_barrier()
+    park(near_scores, scores)
+    if BOTH:
+        park(far_scores, scores_far)
 
     EACH: gl.constexpr = OPTIONS.HEADS * (P // CHANNELS)  # slices of a block of heads
     for begin in range(0, slices, EACH):
         if THROUGH:
-            acc = gl.zeros([Q, STATES], gl.float32, ACC)
-            if HALVES > 1:
-                acc_half = gl.zeros([Q, STATES], gl.float32, ACC)
-        if WITHIN:
-            z = gl.zeros([Q, Q], gl.float32, Z)
-            if BOTH:
-                z_far = gl.zeros([Q, Q], gl.float32, Z)
+            acc0 = gl.zeros([Q, PART], gl.float32, Z)
+            if STATES > PART:
+                acc1 = gl.zeros([Q, PART], gl.float32, Z)
+        z = gl.zeros([Q, Q], gl.float32, Z)
+        if BOTH:
+            z_far = gl.zeros([Q, Q], gl.float32, Z)
         for i in range(begin, gl.minimum(begin + EACH, slices)):
             stage = stage_of(i, STAGES)
             wait_full(ring, i)
             near = ring.vectors.index(stage * 2 + W)
             far = ring.vectors.index(stage * 2 + 1 - W)
             rows = ring.rows.index(stage).slice(W * Q, Q)
-            if WITHIN:
-                columns = ring.columns.index(stage)
-                near_columns = columns.slice(W * Q, Q).permute((1, 0))
-                pairs_token = warpgroup_mma(rows, near_columns, none, use_acc=False, is_async=True)
+            columns = ring.columns.index(stage)
+            near_columns = columns.slice(W * Q, Q).permute((1, 0))
+            pairs_token = warpgroup_mma(rows, near_columns, none, use_acc=False, is_async=True)
+            if THROUGH:
+                state = ring.states.index(stage)
+                if not BOTH:
+                    token = begin_by_states(rows, state, 0)
             # From the rows to the state, which is at the border of the slot.
-            log = vector(near, 1, LEFT_ROW)
+            log = vector(near, 1, ROW)
             if FOR_B:
-                to_end = ex2(end_of(near, 1, LEFT_ROW) - log)
-                delta = vector(near, 3, LEFT_ROW)
+                to_end = ex2(end_of(near, 1, ROW) - log)
+                delta = vector(near, 3, ROW)
             else:
-                to_end = vector(near, 2, LEFT_ROW)
+                to_end = vector(near, 2, ROW)
             if BOTH:
-                scale = to_end * end_of(far, 2, LEFT_ROW)
+                scale = to_end * end_of(far, 2, ROW)
             else:
                 scale = to_end
+            if FOR_B:
+                between = vector(near, 1, COLUMN)[None, :] - log[:, None]
+            else:
+                between = log[:, None] - vector(near, 1, COLUMN)[None, :]
+            distances = distances_of(Z)  # again, lest comparisons stay in registers
+            kept = distances.thread <= distances.rest if FOR_B else distances.thread >= distances.rest
+            weights = ex2(where(kept, between, float("-inf")))
+            pair = warpgroup_mma_wait(1 if THROUGH and not BOTH else 0, deps=[pairs_token])
+            if not FOR_B:
+                dots = diagonal(pair, distances)
+            pair *= weights
+            if FOR_B:
+                z += pair * delta[:, None]
+            else:
+                pair *= vector(near, 3, COLUMN)[None, :]
+                z += pair
+            within = part_sums(pair * parked(near_scores, Z))
+            if BOTH:
+                far_columns = columns.slice((1 - W) * Q, Q).permute((1, 0))
+                far_token = warpgroup_mma(rows, far_columns, none, use_acc=False, is_async=True)
+                if THROUGH:
+                    token = begin_by_states(rows, state, 0)
+                pair = warpgroup_mma_wait(1 if THROUGH else 0, deps=[far_token])
+                pair *= vector(far, 2 if FOR_B else 0, COLUMN)[None, :]
+                z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
+                beyond = part_sums(pair * parked(far_scores, Z))
+                factors = gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)
+                within += beyond * factors[:, None]
             if THROUGH:
-                factor = scale * delta if FOR_B else scale
-                state = ring.states.index(stage * HALVES)
-                scaled = rounded(rows.load(Z_LEFT).to(gl.float32) * factor[:, None], DTYPE)
-                scaled = gl.convert_layout(scaled, ACC_LEFT, assert_trivial=True)
-                acc = warpgroup_mma(scaled, state, acc, is_async=True)
-                if HALVES > 1:
-                    acc_half = warpgroup_mma(scaled, ring.states.index(2 * stage + 1), acc_half, is_async=True)
-            log = gl.convert_layout(log, ROW, assert_trivial=True)
-            scale = gl.convert_layout(scale, ROW, assert_trivial=True)
-            to_end = gl.convert_layout(to_end, ROW, assert_trivial=True)
-            if WITHIN:
-                if FOR_B:
-                    delta = gl.convert_layout(delta, ROW, assert_trivial=True)
-                    between = vector(near, 1, COLUMN)[None, :] - log[:, None]
-                else:
-                    between = log[:, None] - vector(near, 1, COLUMN)[None, :]
-                distances = distances_of(Z)  # again, lest comparisons stay in registers
-                kept = distances.thread <= distances.rest if FOR_B else distances.thread >= distances.rest
-                weights = ex2(where(kept, between, float("-inf")))
-                pair = warpgroup_mma_wait(1 if THROUGH else 0, deps=[pairs_token])
-                if not FOR_B:
-                    dots = diagonal(pair, distances)
-                pair *= weights
-                if FOR_B:
-                    z += pair * delta[:, None]
-                else:
-                    pair *= vector(near, 3, COLUMN)[None, :]
-                    z += pair
-                within = part_sums(pair * parked(near_scores, Z))
-                if BOTH:
-                    far_columns = columns.slice((1 - W) * Q, Q).permute((1, 0))
-                    far_token = warpgroup_mma(rows, far_columns, none, use_acc=False, is_async=True)
-                    pair = warpgroup_mma_wait(0, deps=[far_token]) * vector(far, 2 if FOR_B else 0, COLUMN)[None, :]
-                    z_far += pair * (to_end * delta if FOR_B else to_end)[:, None]
-                    beyond = part_sums(pair * parked(far_scores, Z))
-                    factors = gl.convert_layout(to_end, gl.SliceLayout(1, beyond.type.layout), assert_trivial=True)
-                    within += beyond * factors[:, None]
-            if THROUGH:
-                by_state = warpgroup_mma(left, state.permute((1, 0)), none, use_acc=False, is_async=True)
-                if HALVES > 1:
-                    half_state = ring.states.index(2 * stage + 1).permute((1, 0))
-                    by_state = warpgroup_mma(shared.left.index(2 * W + 1), half_state, by_state, is_async=True)
-                    by_state, acc, acc_half = warpgroup_mma_wait(0, deps=[by_state, acc, acc_half])
-                else:
-                    by_state, acc = warpgroup_mma_wait(0, deps=[by_state, acc])
-                # Read once more rather than kept in registers.
-                reread = rows.load(Z_LEFT).to(gl.float32)
-            # A barrier alone does not wait until the rows have been read; the next copy could overwrite them.
+                factor = (scale * delta if FOR_B else scale)[:, None]
+                own_left = left_of(left, 0)
+                found = warpgroup_mma_wait(0, deps=[token])
+                if STATES > PART:
+                    token = begin_by_states(rows, state, 1)
+                through = part_sums(found * widened(own_left))
+                acc0 += found * factor
+                if STATES > PART:
+                    own_left = left_of(left, 1)
+                    found = warpgroup_mma_wait(0, deps=[token])
+            # A barrier alone does not wait until vectors have been read; the next copy could overwrite them.
             fence_async_shared()
             block_barrier()
             release(ring, i)
             if THROUGH:
-                through = part_sums(by_state * gl.convert_layout(reread, Z, assert_trivial=True))
+                if STATES > PART:
+                    through += part_sums(found * widened(own_left))
+                    acc1 += found * factor
                 through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
             # Forgotten, lest a pointer for each array stays in registers.
             t = results.at + (forget(i) * (HALVES * SLOT) + W * Q + gl.arange(0, Q, SUMS))
-            zero = gl.zeros([Q], gl.float32, SUMS)
             if FOR_B:
-                gl.store(sums.sources + t, gl.sum(within, 1) if WITHIN else zero)
-                gl.store(sums.after + t, gl.sum(through, 1) if THROUGH else zero)
-            elif WITHIN:
+                gl.store(sums.sources + t, gl.sum(within, 1))
+                gl.store(sums.after + t, gl.sum(through, 1) if THROUGH else gl.zeros([Q], gl.float32, SUMS))
+            else:
                 gl.store(sums.targets + t, gl.sum(within + through if THROUGH else within, 1))
                 gl.store(sums.own + t, gl.convert_layout(dots * own_score, SUMS, assert_trivial=True))
                 gl.store(sums.dots + t, gl.convert_layout(dots, SUMS, assert_trivial=True))
-            else:
-                gl.store(sums.targets + t, gl.sum(through, 1))
-                gl.store(sums.own + t, zero)
-                gl.store(sums.dots + t, zero)
 
         own = forget(gl.to_tensor(W))  # lest addresses from before the loop stay in registers
-        # Found once more rather than kept in registers.
-        T, H = forget(work.T), forget(work.H)
-        again = PairWork(T, work.sequences, H, work.G, work.each, work.cu_seqlens)
-        slot, share, _, block, blocks, _, _ = blocks_of_heads(again, OPTIONS)
-        _, row, _, at, live = steps_of(slot, again)
-        lines = blocks * HALVES  # for each step
-        out = results.partial + ((row * work.T + at) * lines + (block + begin // EACH) * HALVES + share) * N
-        t = W * Q + gl.arange(0, Q, gl.SliceLayout(1, ACC))
+        out, distance, live = partial_at(begin, EACH, results.partial, work, OPTIONS)
+        t = W * Q + gl.arange(0, Q, gl.SliceLayout(1, Z))
         for h in gl.static_range(HALVES):
-            total = gl.zeros([Q, STATES], gl.float32, ACC)
-            if THROUGH:
-                total = acc if h == 0 else acc_half
-            if WITHIN:
-                total = add_product(total, z, shared.right.index(own * HALVES + h), ACC_LEFT)
+            for j in gl.static_range(STATES // PART):
+                total = gl.zeros([Q, PART], gl.float32, Z)
+                if THROUGH:
+                    total = acc0 if j == 0 else acc1
+                total = add_product(total, z, part_of(shared.right.index(own * HALVES + h), j), Z_LEFT)
                 if BOTH:
-                    total = add_product(total, z_far, shared.right.index((1 - own) * HALVES + h), ACC_LEFT)
-            n = h * STATES + gl.arange(0, STATES, gl.SliceLayout(0, ACC))
-            gl.store(out + t[:, None] * (lines * N) + n[None, :], total, mask=(t < live)[:, None])
+                    far_right = part_of(shared.right.index((1 - own) * HALVES + h), j)
+                    total = add_product(total, z_far, far_right, Z_LEFT)
+                n = h * STATES + j * PART + gl.arange(0, PART, gl.SliceLayout(0, Z))
+                gl.store(out + t[:, None] * distance + n[None, :], total, mask=(t < live)[:, None])
 
 
 @gluon.jit

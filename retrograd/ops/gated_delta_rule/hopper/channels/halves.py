@@ -7,9 +7,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.numerics import forget
-from retrograd.core.kernels.warpgroups import converting
+from retrograd.core.kernels.warpgroups import converting, widening
 
-from ..blocks import K, widening
+from ..blocks import K
 
 WARPS = gl.constexpr(8)
 STEPS = gl.constexpr(32)  # of half of a block
