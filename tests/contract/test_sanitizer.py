@@ -21,7 +21,7 @@ KNOWN = sanitizer.known_hazards(Path(__file__).parents[1] / "known_hazards.toml"
 BACKWARD_SCAN = "selective_scan/hopper/backward.py", "selective_scan/hopper/walk_back.py"
 # A line under which the assembler tells an access of another file's line of that number.
 HOPPER = "retrograd/ops/selective_scan/hopper"
-TOLD_AS = {(f"{HOPPER}/steps.py", 76): f"{HOPPER}/make.py"}
+TOLD_AS = {(f"{HOPPER}/sequences.py", 32): f"{HOPPER}/backward.py"}
 RACES = """\
 ========= COMPUTE-SANITIZER
 ran an_op a_case
