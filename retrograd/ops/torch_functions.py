@@ -1425,7 +1425,7 @@ def attention(
         return_lse: also return lse.
         backward: the backward algorithm of the kernels: "split" computes dq apart from dk and dv, without a workspace;
             "fused" computes all in one kernel, which adds up dq in a fixed order, in a workspace of float32; "auto" is
-            the faster one. With segment_ids "fused" exists on Hopper GPUs alone, in 16 bits and for heads of 64 to 128
+            the faster one. With segment_ids "fused" exists on Hopper GPUs alone, in 16 bits and for heads of 32 to 128
             channels; elsewhere "split" runs in its place.
         context: where steps are divided over processes, a `retrograd.distributed.ContextParallel`; all arrays with
             steps are then this process's steps.

@@ -138,6 +138,9 @@ def wait_for_previous(OVERLAP: tl.constexpr):
 
     It comes before the first access to memory that the kernel before may write, or be reading where this one writes.
     What was there before that kernel may be read sooner, since that one has waited too.
+
+    Programs that learn from counters in memory that what they read is complete, and write nothing that the kernel
+    before reads, need not wait. One of them does, before `let_next_start`: then this kernel ends after that one.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()

@@ -260,8 +260,8 @@ def test_products_over_columns_leave_out_those_after_a_head(D: int, V: int) -> N
         (forward.launches[-1], forward, D + 128),  # columns of scores, keys of a block
         (walk, backward, D + of_values + 128 + 2 * 64),  # of scores, dp; keys of a tile; twice the queries of one
     ):
-        for loop in loops_of_products(build(launch, program.arrays, HOPPER)):
-            assert sum("HGMMA" in line for line in loop) == summed // 16
+        loops = loops_of_products(build(launch, program.arrays, HOPPER))
+        assert [sum("HGMMA" in line for line in loop) for loop in loops] == [summed // 16] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Attention, backward, on Hopper: `backward_fused` of heads of 64, with two tiles of queries a step.
+"""Attention, backward, on Hopper: `backward_fused` of heads to 64, with two tiles of queries a step.
 
 Symbols: ../README.md.
 

@@ -88,7 +88,7 @@ class ForwardOptions(NamedTuple):
     """What `forward` is compiled for.
 
     Attributes:
-        size: columns of a head of queries and keys, in units of 64.
+        size: columns of a head of queries and keys that products sum over.
         panels: of columns, in which q and k are copied.
         queries: of a group of warps.
         keys: of a block.

@@ -29,7 +29,7 @@ class QueryOptions(NamedTuple):
     """What the kernels are compiled for.
 
     Attributes:
-        size: columns of a head of queries and keys, in units of 64.
+        size: columns of a head of queries and keys that products sum over.
         value_size: columns of a head of values.
         keys: of a block.
         stages: blocks of each array in shared memory.
