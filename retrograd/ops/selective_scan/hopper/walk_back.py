@@ -1,5 +1,7 @@
 """Selective scan, backward: the adjoint of the states, from the last group of 8 steps to the first."""
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -13,6 +15,32 @@ from .numerics import LOG2E
 from .steps import forward_step, rows4, rows_of, stage_of_group, state_offsets
 
 
+class Row(NamedTuple):
+    """Of a step, for each channel: delta, delta x and dy silu(z)."""
+
+    delta: Any
+    dx: Any
+    gy: Any
+
+
+class StepBack(NamedTuple):
+    """A step that the adjoint goes back: the states before and after it, the decay, and its row."""
+
+    before: Any
+    after: Any
+    decay: Any
+    row: Any
+
+
+class Half(NamedTuple):
+    """Four steps."""
+
+    step0: Any
+    step1: Any
+    step2: Any
+    step3: Any
+
+
 @gluon.jit
 def state_sum(x):
     """Sums over a thread's states, (channels, N // 8)."""
@@ -20,66 +48,51 @@ def state_sum(x):
 
 
 @gluon.jit
-def adjoint_step(
-    t: gl.constexpr,
-    g,
-    dA,
-    sums,
-    before,
-    h,
-    decay,
-    a2,
-    selector,
-    delta,
-    dx,
-    gy,
-    group,
-    SIZES: gl.constexpr,
-    OWN: gl.constexpr,
-):
+def adjoint_step(t: gl.constexpr, g, dA, sums, step, a2, selector, group, SIZES: gl.constexpr, OWN: gl.constexpr):
     """A step back.
 
     Returns the gradient of the state before, dA and the sums over channels so far, and three sums over states: y, the
     gradient of delta x, and that of delta log2(e) A through the decay.
     """
-    delta = delta[:, None]
-    dx = dx[:, None]
-    gy = gy[:, None]
+    delta = step.row.delta[:, None]
+    dx = step.row.dx[:, None]
+    gy = step.row.gy[:, None]
     b = group.B.index(t).load(gl.SliceLayout(0, OWN))[None, :]
     c = group.C.index(t).load(gl.SliceLayout(0, OWN))[None, :]
-    y = state_sum(h * c)
+    y = state_sum(step.after * c)
     g = gl.fma(gy, c, g)  # written out for walk.py, as in `next_state`
-    sums = add_step(sums, gy * h, g * dx, selector, t % STEPS, SIZES.split)
+    sums = add_step(sums, gy * step.after, g * dx, selector, t % STEPS, SIZES.split)
     ddx = state_sum(g * b)
-    g = g * decay
-    dlog = g * before  # the gradient of delta A
+    g = g * step.decay
+    dlog = g * step.before  # the gradient of delta A
     dA = dlog * delta + dA
     return g, dA, sums, y, ddx, state_sum(dlog * a2)
 
 
 @gluon.jit
 def forward_half(t: gl.constexpr, first, middle, after, stage, a2, group, SIZES: gl.constexpr, OWN: gl.constexpr):
-    """Steps t to t + 3 from the state that enters them: the states before and after each, decays, and what drives them.
-
-    Returns five states, four decays, and for the four steps delta, delta x and dy silu(z).
-    """
-    delta = rows4(group.delta, t, OWN, SIZES)
-    dx = rows4(group.dx, t, OWN, SIZES)
-    gy = rows4(group.gy, t, OWN, SIZES)
-    h0 = first
-    h1, e0 = forward_step(t, h0, a2, delta[0], dx[0], group, OWN)
+    """Steps t to t + 3 from the state that enters them."""
+    delta0, delta1, delta2, delta3 = rows4(group.delta, t, OWN, SIZES)
+    dx0, dx1, dx2, dx3 = rows4(group.dx, t, OWN, SIZES)
+    gy0, gy1, gy2, gy3 = rows4(group.gy, t, OWN, SIZES)
+    h1, e0 = forward_step(t, first, a2, delta0, dx0, group, OWN)
     if SIZES.every == 2:
-        e1 = ex2(delta[1][:, None] * a2)
+        e1 = ex2(delta1[:, None] * a2)
         h2 = middle.index(stage).load(OWN)
     else:
-        h2, e1 = forward_step(t + 1, h1, a2, delta[1], dx[1], group, OWN)
-    h3, e2 = forward_step(t + 2, h2, a2, delta[2], dx[2], group, OWN)
+        h2, e1 = forward_step(t + 1, h1, a2, delta1, dx1, group, OWN)
+    h3, e2 = forward_step(t + 2, h2, a2, delta2, dx2, group, OWN)
     if SIZES.every == 2 and t == 0:
-        e3 = ex2(delta[3][:, None] * a2)
+        e3 = ex2(delta3[:, None] * a2)
         h4 = after.index(stage).load(OWN)
     else:
-        h4, e3 = forward_step(t + 3, h3, a2, delta[3], dx[3], group, OWN)
-    return (h0, h1, h2, h3, h4), (e0, e1, e2, e3), delta, dx, gy
+        h4, e3 = forward_step(t + 3, h3, a2, delta3, dx3, group, OWN)
+    return Half(
+        StepBack(first, h1, e0, Row(delta0, dx0, gy0)),
+        StepBack(h1, h2, e1, Row(delta1, dx1, gy1)),
+        StepBack(h2, h3, e2, Row(delta2, dx2, gy2)),
+        StepBack(h3, h4, e3, Row(delta3, dx3, gy3)),
+    )
 
 
 @gluon.jit
@@ -97,20 +110,11 @@ def adjoint_half(t: gl.constexpr, half, g, dA, a2, selector, group, SIZES: gl.co
     Returns the gradient of the state before, dA, the tiles of sums over channels one above the other, and the sums over
     states of `adjoint_step`.
     """
-    h, e, delta, dx, gy = half
     zeros = gl.zeros_like(g)
-    g, dA, late, y3, u3, l3 = adjoint_step(
-        t + 3, g, dA, zeros, h[3], h[4], e[3], a2, selector, delta[3], dx[3], gy[3], group, SIZES, OWN
-    )
-    g, dA, late, y2, u2, l2 = adjoint_step(
-        t + 2, g, dA, late, h[2], h[3], e[2], a2, selector, delta[2], dx[2], gy[2], group, SIZES, OWN
-    )
-    g, dA, early, y1, u1, l1 = adjoint_step(
-        t + 1, g, dA, zeros, h[1], h[2], e[1], a2, selector, delta[1], dx[1], gy[1], group, SIZES, OWN
-    )
-    g, dA, early, y0, u0, l0 = adjoint_step(
-        t, g, dA, early, h[0], h[1], e[0], a2, selector, delta[0], dx[0], gy[0], group, SIZES, OWN
-    )
+    g, dA, late, y3, u3, l3 = adjoint_step(t + 3, g, dA, zeros, half.step3, a2, selector, group, SIZES, OWN)
+    g, dA, late, y2, u2, l2 = adjoint_step(t + 2, g, dA, late, half.step2, a2, selector, group, SIZES, OWN)
+    g, dA, early, y1, u1, l1 = adjoint_step(t + 1, g, dA, zeros, half.step1, a2, selector, group, SIZES, OWN)
+    g, dA, early, y0, u0, l0 = adjoint_step(t, g, dA, early, half.step0, a2, selector, group, SIZES, OWN)
     return g, dA, above(early, late), steps4(y0, y1, y2, y3), steps4(u0, u1, u2, u3), steps4(l0, l1, l2, l3)
 
 
