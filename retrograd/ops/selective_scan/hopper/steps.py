@@ -76,10 +76,16 @@ def four_layout(layout, channels, N):
     return gl.DistributedLinearLayout([[1, 0, 0], [2, 0, 0], *reg], lane, warp, [], [4, channels, N])
 
 
+@gluon.constexpr_function
+def in_pairs(shape):
+    """A shape whose last axis, of 4, is two of 2."""
+    return [*shape[:-1], 2, 2]
+
+
 @gluon.jit
 def apart(x, LAYOUT: gl.constexpr):
-    """The four rows (columns,) of (4, columns)."""
-    even, odd = gl.split(x.permute([1, 0]).reshape([x.shape[1], 2, 2]))
+    """The four tiles along the last axis, of 4."""
+    even, odd = gl.split(x.reshape(in_pairs(x.shape)))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
     return (
@@ -94,7 +100,7 @@ def apart(x, LAYOUT: gl.constexpr):
 def rows4(memory, t: gl.constexpr, OWN: gl.constexpr, SIZES: gl.constexpr):
     """Rows t to t + 3 of (8, channels), as every state's thread needs them: 4 steps by one instruction."""
     LOAD: gl.constexpr = gl.SliceLayout(2, four_layout(OWN, SIZES.channels, SIZES.N))
-    return apart(memory.slice(t, 4).load(LOAD), gl.SliceLayout(1, OWN))
+    return apart(memory.slice(t, 4).load(LOAD).permute([1, 0]), gl.SliceLayout(1, OWN))
 
 
 @gluon.jit

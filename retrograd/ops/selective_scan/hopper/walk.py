@@ -14,7 +14,7 @@ from retrograd.core.kernels.gluon import block_barrier, ex2
 from .arrays import Driven, Drives
 from .numerics import LOG2E, next_state, step_size, through_gate
 from .sequences import at_row, last_span, sequence
-from .steps import fetch, per_channel, state_offsets, tile_layout
+from .steps import apart, fetch, per_channel, state_offsets, tile_layout
 
 
 @gluon.jit
@@ -58,20 +58,6 @@ def put_fours(memory, value):
     CUBE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     steps = value.reshape([memory.shape[0], 4, memory.shape[1]]).permute([0, 2, 1])
     memory._reinterpret(gl.float32, memory.shape, CUBE).store(steps)
-
-
-@gluon.jit
-def apart(x, LAYOUT: gl.constexpr):
-    """The four tiles (D, N) of (D, N, 4)."""
-    even, odd = gl.split(x.reshape([x.shape[0], x.shape[1], 2, 2]))
-    first, third = gl.split(even)
-    second, fourth = gl.split(odd)
-    return (
-        gl.convert_layout(first, LAYOUT, assert_trivial=True),
-        gl.convert_layout(second, LAYOUT, assert_trivial=True),
-        gl.convert_layout(third, LAYOUT, assert_trivial=True),
-        gl.convert_layout(fourth, LAYOUT, assert_trivial=True),
-    )
 
 
 @gluon.jit
