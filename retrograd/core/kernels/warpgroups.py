@@ -36,6 +36,12 @@ def widening(DTYPE):
 
 
 @gluon.jit
+def in_fp32(x):
+    """Numbers of 16 bits, in one instruction each; where, the compiler decides."""
+    return gl.inline_asm_elementwise(widening(x.dtype), "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2)
+
+
+@gluon.jit
 def rounded(x, DTYPE: gl.constexpr):
     """fp32 in 16 bits, at this very point: a plain conversion would sink below the next product, which waits for it."""
     return gl.inline_asm_elementwise(

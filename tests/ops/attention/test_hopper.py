@@ -24,7 +24,6 @@ from retrograd.opinfo.cases import Case
 from retrograd.opinfo.info import spec_of
 from retrograd.ops.attention.cases import case
 from retrograd.ops.attention.hopper import schedule
-from retrograd.ops.attention.hopper.delta import turns_of
 from retrograd.ops.attention.hopper.plan import FORWARD
 from retrograd.ops.attention.hopper.tuples import Window
 from retrograd.ops.attention.op import OP, Spec
@@ -309,9 +308,9 @@ class Scalars:
         return -(-x // y)
 
 
-def on_numbers(kernel: Any) -> Callable[..., Any]:
-    """A function of a kernel, all in scalars, as one of Python."""
-    return FunctionType(kernel.fn.__code__, {"gl": Scalars, "tl": Scalars, "range": range})
+def on_numbers(kernel: Any, **called: Any) -> Callable[..., Any]:
+    """A function of a kernel, all in scalars, as one of Python; and those that it calls."""
+    return FunctionType(kernel.fn.__code__, {"gl": Scalars, "tl": Scalars, "range": range, **called})
 
 
 SIDE = st.none() | st.integers(0, 300)
@@ -416,4 +415,5 @@ def test_every_tile_of_keys_that_sees_a_tile_of_queries_has_a_turn(
             assert turns[m] == on_numbers(schedule.turn_of)(at, size * m, queries, keys, window, 128)
             turns[m] += 1
     for m in range(-(-queries // size)):
-        assert turns[m] == on_numbers(turns_of)(size * m, queries, keys, window, size, 128)
+        turns_of = on_numbers(schedule.turns_of, turn_of=on_numbers(schedule.turn_of))
+        assert turns[m] == turns_of(size * m, queries, keys, window, size, 128)

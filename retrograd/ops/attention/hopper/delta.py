@@ -6,7 +6,7 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, pairwise_sum, wait_for_previous
 
 from ..device import load_row, load_steps, store_steps
-from .schedule import bound_of, sequences_of
+from .schedule import bound_of, sequences_of, turns_of
 from .wgmma import SUMS_OF_ROW
 
 
@@ -104,18 +104,6 @@ def deltas(
         sink = tl.load(sinks.pointer + head * sinks.head)
         part = tl.where(live, tl.exp(sink - logarithm) * delta, 0.0)
         tl.store(dsinks_ptr + (batch * tl.cdiv(T, BLOCK) + tile) * heads + head, -tl.sum(part, axis=0))
-
-
-@triton.jit
-def turns_of(start, queries, keys, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """How many tiles of keys see the tile of queries from `start` on, and so add to its dq."""
-    first, end = 0, tl.cdiv(keys, KEYS)
-    if WINDOW.before is not None:
-        first = tl.maximum(start + keys - queries - WINDOW.before, 0) // KEYS
-    if WINDOW.after is not None:
-        last = start + QUERIES - 1 + keys - queries + WINDOW.after
-        end = tl.minimum(end, tl.maximum(last + KEYS, 0) // KEYS)
-    return tl.maximum(end - first, 0)
 
 
 @triton.jit

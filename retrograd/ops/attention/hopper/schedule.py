@@ -237,13 +237,23 @@ def queries_unmasked(
     return bottom, top
 
 
-@gluon.jit
-def turn_of(at, start, queries, keys, WINDOW: gl.constexpr, KEYS: gl.constexpr):
+@triton.jit
+def turn_of(at, start, queries, keys, WINDOW: tl.constexpr, KEYS: tl.constexpr):
     """How many tiles of keys before the one from `at` on see the tile of queries from `start` on."""
     first = 0
     if WINDOW.before is not None:
-        first = gl.maximum(start + keys - queries - WINDOW.before, 0) // KEYS
+        first = tl.maximum(start + keys - queries - WINDOW.before, 0) // KEYS
     return at // KEYS - first
+
+
+@triton.jit
+def turns_of(start, queries, keys, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """How many tiles of keys see the tile of queries from `start` on."""
+    tiles = tl.cdiv(keys, KEYS)
+    if WINDOW.after is not None:
+        last = start + QUERIES - 1 + keys - queries + WINDOW.after
+        tiles = tl.minimum(tiles, tl.maximum(last + KEYS, 0) // KEYS)
+    return tl.maximum(turn_of(tiles * KEYS, start, queries, keys, WINDOW, KEYS), 0)
 
 
 @gluon.jit

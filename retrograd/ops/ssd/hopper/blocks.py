@@ -6,7 +6,7 @@ A slot is 128 steps of a sequence, two blocks of Q = 64. A slice is 64 channels 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from retrograd.core.kernels.warpgroups import converting, rounded, widening
+from retrograd.core.kernels.warpgroups import converting, rounded
 
 Q = gl.constexpr(64)  # steps of a block
 SLOT = gl.constexpr(128)  # steps of a slot
@@ -47,12 +47,6 @@ def scaled(x, factors):
         )
     else:
         return rounded(x.to(gl.float32) * by, x.dtype)
-
-
-@gluon.jit
-def widened(x):
-    """16-bit numbers in fp32, two a register: of a plain conversion each second one takes two instructions."""
-    return gl.inline_asm_elementwise(widening(x.dtype), "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit

@@ -25,12 +25,12 @@ from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, barriers, full_and_empty, release, stage_of, wait_full
 from retrograd.core.kernels.sequences import bounds_of, first_slot, owner_of, rows_at
-from retrograd.core.kernels.warpgroups import end_of, products, vector
+from retrograd.core.kernels.warpgroups import end_of, in_fp32, products, vector
 
 from ..arrays import Groups
 from ..device import block_of
 from .arrays import BySource, ByTarget, PairArrays, PairWork, Results, Shared, Slices
-from .blocks import CHANNELS, PARKED, SLOT, UNIT, VECTORS, Q, halves, park, parked, widened
+from .blocks import CHANNELS, PARKED, SLOT, UNIT, VECTORS, Q, halves, park, parked
 from .product import add_product, diagonal, distances_of, part_sums, where
 from .through import PART, add_through, begin_by_states, left_of, part_of
 
@@ -273,7 +273,7 @@ def consume(W: gl.constexpr, results, slices, work, ring, shared, OPTIONS: gl.co
                 found = warpgroup_mma_wait(0, deps=[token])
                 if STATES > PART:
                     token = begin_by_states(rows, state, 1)
-                through = part_sums(found * widened(own_left))
+                through = part_sums(found * in_fp32(own_left))
                 acc0 += found * factor
                 if STATES > PART:
                     own_left = left_of(left, 1)
@@ -284,7 +284,7 @@ def consume(W: gl.constexpr, results, slices, work, ring, shared, OPTIONS: gl.co
             release(ring, i)
             if THROUGH:
                 if STATES > PART:
-                    through += part_sums(found * widened(own_left))
+                    through += part_sums(found * in_fp32(own_left))
                     acc1 += found * factor
                 through *= gl.convert_layout(scale, SUMS, assert_trivial=True)[:, None]
             # Forgotten, lest a pointer for each array stays in registers.

@@ -12,9 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from retrograd.core.kernels.gluon import block_barrier, ex2
 from retrograd.core.kernels.numerics import forget
 from retrograd.core.kernels.rings import release, stage_of, wait_full
-from retrograd.core.kernels.warpgroups import end_of, products, vector
+from retrograd.core.kernels.warpgroups import end_of, in_fp32, products, vector
 
-from .blocks import SLOT, Q, widened
+from .blocks import SLOT, Q
 from .product import part_sums
 
 PART = gl.constexpr(64)  # states of a product
@@ -46,7 +46,7 @@ def by_states(left, rows, state, j: gl.constexpr):
     token = begin_by_states(rows, state, j)
     own_left = left_of(left, j)
     found = warpgroup_mma_wait(0, deps=[token])
-    return found, part_sums(found * widened(own_left))
+    return found, part_sums(found * in_fp32(own_left))
 
 
 @gluon.jit

@@ -22,7 +22,7 @@ from retrograd.core.kernels.gluon import block_barrier, ex2, tma_load
 from retrograd.core.kernels.numerics import forget, let_next_start, wait_for_previous
 from retrograd.core.kernels.rings import acquire, full_and_empty, release, wait_full
 from retrograd.core.kernels.sequences import rows_at
-from retrograd.core.kernels.warpgroups import clear_rows
+from retrograd.core.kernels.warpgroups import clear_rows, in_fp32
 
 from ..arrays import Walks
 from ..blocks import HALF, UNIT, C, K, slot_entering
@@ -40,7 +40,6 @@ from .halves import (
     decay_of,
     from_step_on,
     in_16_bits,
-    in_fp32,
     last_of,
     part_of,
     store_half,

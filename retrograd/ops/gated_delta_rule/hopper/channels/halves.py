@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from retrograd.core.kernels.numerics import forget
-from retrograd.core.kernels.warpgroups import converting, widening
+from retrograd.core.kernels.warpgroups import converting
 
 from ..blocks import K
 
@@ -35,12 +35,6 @@ def in_16_bits(x, DTYPE: gl.constexpr):
     return gl.inline_asm_elementwise(
         converting(DTYPE) + " $0, $2, $1;", "=r,f,f", [x], dtype=DTYPE.value, is_pure=True, pack=2
     )
-
-
-@gluon.jit
-def in_fp32(x):
-    """Numbers of 16 bits, in one instruction each; where, the compiler decides."""
-    return gl.inline_asm_elementwise(widening(x.dtype), "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit
