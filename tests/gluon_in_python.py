@@ -519,6 +519,7 @@ NAMES: dict[str, Any] = {
     "masked": lambda x, bits, dtype: np.where(bits, x.to(dtype), dtype(0)).view(Array),
     "ex2": exponential,
     "lg2": quiet(np.log2),
+    "reciprocal": quiet(lambda x: np.float32(1) / x),
     "before_waits": lambda x: x,
     "arrive": named_arrive,
     "sync": named_sync,

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -312,11 +311,13 @@ def kept(rank: int, world: int, device: str) -> list[str]:
                 continue
             if "A" in call.rest:
                 call.rest["A"].mul_(rate)
-            alive = []
-            for _ in range(3):
+            alive = [0]
+            for _ in range(8):  # a leak grows each time; threads that free late only sometimes
                 found(call, context, None)
                 alive.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
-            if all(before < after for before, after in pairwise(alive)):
+                if alive[-1] <= alive[-2]:
+                    break
+            else:
                 keeping.append(f"{number} {call.op}")
     gc.enable()
     gc.unfreeze()

@@ -4,7 +4,7 @@ What differs from flash-attn:
 
 - Every gradient is bitwise reproducible. lse and the slopes have gradients, too, which flash-attn drops.
 - A query that sees no key has -inf as lse; flash-attn 2 has +inf.
-- float32 and float64 are taken, head sizes up to 512, and values of another size than queries and keys.
+- float32 and float64 are taken, head sizes up to 576, and values of another size than queries and keys, up to 512.
 - Dropout takes its seed from PyTorch's generator, but drops other pairs than flash-attn. With `return_attn_probs` the
   probabilities are normalised, and in an array without padding.
 - Packed sequences may come without `max_seqlen_q` and `max_seqlen_k`, which have no effect.

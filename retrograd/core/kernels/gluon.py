@@ -30,6 +30,12 @@ def lg2(x):
 
 
 @gluon.jit
+def reciprocal(x):
+    """1 / x in one special-function instruction, with an error of one unit of the last place; 0 for infinity."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def before_waits(x):
     """x, computed before the waits behind it in the program.
 

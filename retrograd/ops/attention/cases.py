@@ -122,6 +122,7 @@ TEST_CASES: list[Case] = [
     case("size_256_128_packed", (1, 150, 160, 4, 2, 256), value=128, packed=((0, 9, 80, 150), (3, 9, 90, 160)),
          window=(40, 20), return_lse=True, tags=GPU),
     case("size_512", (1, 90, 130, 2, 1, 512), causal=True, tags=GPU),
+    case("size_576", (1, 90, 130, 4, 1, 576), value=512, causal=True, return_lse=True, tags=GPU),
     case("size_512_fp32", (1, 40, 70, 2, 2, 512), dtype="float32", tags=GPU),
     case("softcap", (2, 10, 10, 2, 2, 16), softcap=2.0, causal=True, tags=SMALL),
     case("softcap_lse", (2, 10, 10, 2, 2, 16), softcap=50.0, causal=True, return_lse=True, tags=SMALL),
@@ -210,6 +211,8 @@ BENCH_CASES: list[Case] = [
     bench(1, TINY[-1], 16, 128, mark="packed_", causal=True, packed=(TINY, TINY)),
     bench(16, 1024, 24, 128, mark="causal_", causal=True),
     bench(4, 4096, 16, 256, mark="causal_", causal=True),
+    bench(2, 4096, 16, 512, mark="causal_", causal=True),
+    case("causal_B2_T4096_H16_D576_V512", (2, 4096, 4096, 16, 16, 576), value=512, causal=True, tags=BENCH),
     case("causal_B4_T4096_H16_D192_V128", (4, 4096, 4096, 16, 16, 192), value=128, causal=True, tags=BENCH),
     # The last ones, because XLA runs out of memory on them, and does not give back what it has.
     *(

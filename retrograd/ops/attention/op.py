@@ -162,6 +162,8 @@ class Spec(Common):
     bitwise reproducible; a query's result depends on nothing but its own sequence up to its last visible key.
     """
 
+    letters: ClassVar = Common.letters | {"D": Letter("head size", 1, 576)}  # 512 and 64 of positions, as in MLA
+
     q: Param = required(
         "B Q H D",
         *FLOATS,

@@ -270,7 +270,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"backward": "fast"}, "attention: backward is 'fast', expected 'auto' or 'split' or 'fused'"),
     ({"bias": torch.zeros(1, 4, 5, 4)}, r"attention: bias has shape \(1, 4, 5, 4\), expected"),
-    ({"q": torch.zeros(1, 4, 4, 600), "k": torch.zeros(1, 4, 2, 600)}, "attention: q has shape .*head size=1..512"),
+    ({"q": torch.zeros(1, 4, 4, 600), "k": torch.zeros(1, 4, 2, 600)}, "attention: q has shape .*head size=1..576"),
 ]
 
 

@@ -50,7 +50,7 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
         return False
     if which == "bwd" and spec.segmented and spec.bias is not None:
         return False
-    return spec.q.dtype in KERNEL_FLOATS and has_tiles(spec, arch)
+    return spec.q.dtype in KERNEL_FLOATS and has_tiles(spec, arch, which)
 
 
 def forward(

@@ -58,7 +58,8 @@ TUNED: Table = {
     64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 4, 2, spills=50)),
     128: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2, spills=20)),
     256: (Tile(64, 64, 4, 1), Tile(64, 64, 4, 2, spills=30), Tile(64, 64, 8, 2)),
-    512: (Tile(64, 32, 8, 1, spills=30), Tile(64, 32, 8, 1), Tile(64, 32, 8, 1, spills=260)),
+    512: (Tile(64, 64, 8, 1, spills=40), Tile(64, 32, 8, 1), Tile(64, 32, 8, 1, spills=260)),
+    1024: (Tile(64, 32, 8, 1),) * 3,  # for the forward pass alone
 }
 # Of dk and dv with a softcap or a bias, which take registers.
 LADEN = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2, spills=70), 256: Tile(64, 32, 8, 2)}
@@ -67,6 +68,7 @@ LONG = {128: Tile(128, 64, 8, 3)}
 # Of the gradient of a bias, whose kernel keeps a tile of pairs in registers.
 PAIRS = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 1)}
 FUSED = {64: Tile(64, 64, 4, 2), 128: Tile(64, 128, 8, 2), 256: Tile(32, 64, 8, 2), 512: Tile(16, 32, 8, 1)}
+WIDEST_BACKWARD = 512  # columns: registers hold no gradients of wider heads
 # On the architectures without a table of their own.
 SMALL: Table = {
     64: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
@@ -109,9 +111,10 @@ def widest(spec: Spec) -> int:
     return max(columns(spec.head_size), columns(spec.value_size))
 
 
-def has_tiles(spec: Spec, arch: Arch) -> bool:
+def has_tiles(spec: Spec, arch: Arch, which: Pass) -> bool:
     """Whether there are tiles for heads of these sizes."""
-    return widest(spec) <= max(table_of(spec, arch))
+    limit = max(table_of(spec, arch))
+    return widest(spec) <= (limit if which == "fwd" else min(limit, WIDEST_BACKWARD))
 
 
 def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
@@ -121,12 +124,12 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> Plan:
     forward, queries, keys = table[width]
     pairs, fused = Tile(32, 32, 4, 1), keys
     if table is TUNED:
-        if "bias" in spec.uses:
+        if "bias" in spec.uses and width <= 256:
             forward = replace(forward, num_stages=2)  # two programs' tiles of the bias fit beside those of k and v
         if {"softcap", "bias"} & spec.uses:
             keys = LADEN.get(width, keys)
         if not {"window", "bias", "softcap", "cu_seqlens_q", "segment_ids"} & spec.uses:
             queries = LONG.get(width, queries)
-        pairs, fused = PAIRS.get(width, pairs), FUSED[width]
+        pairs, fused = PAIRS.get(width, pairs), FUSED.get(width, fused)
     own = forward if which == "fwd" else queries
     return Plan(*(replace(tile, num_warps=warps_of(tile.num_warps, arch)) for tile in (own, keys, pairs, fused)))

@@ -3,16 +3,10 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from retrograd.core.kernels.gluon import ex2
+from retrograd.core.kernels.gluon import ex2, reciprocal
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
-
-
-@gluon.jit
-def reciprocal(x):
-    """1 / x in one special-function instruction."""
-    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
