@@ -62,7 +62,7 @@ TUNED: Table = {
     1024: (Tile(64, 32, 8, 1),) * 3,  # for the forward pass alone
 }
 # Of dk and dv with a softcap or a bias, which take registers.
-LADEN = {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2, spills=70), 256: Tile(64, 32, 8, 2)}
+LADEN = {64: Tile(64, 64, 4, 2, spills=50), 128: Tile(64, 64, 4, 2, spills=70), 256: Tile(64, 32, 8, 2)}
 # Of dq for long walks over keys.
 LONG = {128: Tile(128, 64, 8, 3)}
 # Of the gradient of a bias, whose kernel keeps a tile of pairs in registers.

@@ -55,6 +55,7 @@ REGISTERS_OF_WALK = Registers(CARRY=192, WEIGH=104, FETCH=24)
 CONSUME_REGISTERS, FETCH_REGISTERS = 240, 24
 # `Launch.allowed_spills`: spill instructions for loop invariants, or for a few numbers per slice.
 WALK_PARKED, PAIR_PARKED = 36, 28
+BACK_PARKED = 24  # more in the backward pass, with one of them in the loop
 STORE_PARKED = 36  # more, around the store of a state in the loop, which is made once for each sequence
 # Pipeline stages of copies, as many as fit in shared memory: by `halves`, and by the states of a program of `ahead`.
 WALK_STAGES = {1: 3, 2: 2}
@@ -230,7 +231,7 @@ class _Launches(Launches):
             ),
             REGISTERS=REGISTERS_OF_WALK,
         )
-        parked = WALK_PARKED + (STORE_PARKED if spec.state_at_border else 0)
+        parked = WALK_PARKED + back * BACK_PARKED + spec.state_at_border * STORE_PARKED
         return replace(launch, max_registers=WALK_REGISTERS, allowed_spills=parked)
 
     def pairs(
