@@ -120,7 +120,7 @@ WIDTH = 64  # of the columns that products take at once, of wider heads
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
 DROPOUT_REGISTERS = 240  # of a thread that attends and draws numbers
-SPILLS_OF_DROPOUT = 8  # that tests allow, outside of loops of products
+SPILLS_OF_DROPOUT = 16  # that tests allow, outside of loops of products
 LEAST_SOFTCAP = 0.1  # of the backward pass, which computes its derivative from probabilities
 
 
