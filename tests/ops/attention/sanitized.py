@@ -21,6 +21,7 @@ NAMED = (
     "segments_tiles",
     "size_64_packed",
     "size_128_window",
+    "size_128_dropout",
     "size_192_128",
     "size_256",
 )

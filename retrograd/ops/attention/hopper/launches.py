@@ -73,13 +73,15 @@ ROUNDS = 4  # tiles of a program, at most, that it takes without drawing them
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     """Whether the kernels take the architecture, the dtype, the sizes of a head and the scale; in the backward pass the
-    algorithm, which for heads to 128 is "fused", for wider ones "split".
+    algorithm, which for heads to 128 is "fused", for wider ones "split", and no dropout.
     """
     if arch.name != "sm_90" or not arch.copies_tensors or spec.q.dtype not in ("bfloat16", "float16"):
         return False
     if not has_tiles(spec, which) or spec.factor <= LEAST_FACTOR:
         return False
     if which == "bwd" and spec.backward not in ("auto", algorithm(spec)):
+        return False
+    if which == "bwd" and spec.dropout_seed is not None:
         return False
     if which == "bwd" and spec.softcap is not None and spec.softcap < LEAST_SOFTCAP:
         return False
@@ -300,6 +302,7 @@ class _Launches(Launches):
             registers=plan.registers,
             beside=plan.beside,
             by_warps=plan.by_warps,
+            dropped=spec.threshold,
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)

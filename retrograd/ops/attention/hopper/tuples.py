@@ -98,6 +98,7 @@ class ForwardOptions(NamedTuple):
         registers: of a thread that attends.
         beside: whether values are added beside the exponentials, and not before them.
         by_warps: whether warps release blocks one by one, and not groups.
+        dropped: pairs are dropped whose number, of 2^16, is below it.
     """
 
     window: Window
@@ -112,6 +113,7 @@ class ForwardOptions(NamedTuple):
     registers: int
     beside: bool
     by_warps: bool
+    dropped: int
 
 
 class KeySizes(NamedTuple):
