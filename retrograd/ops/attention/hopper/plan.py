@@ -117,6 +117,7 @@ BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
 SUMS = 320  # columns of dk and dv, at most, of which a thread's registers have sums beside results
 LEAST_SIZE = 32  # of a head: narrower ones would leave columns unused that their products cost
 WIDTH = 64  # of the columns that products take at once, of wider heads
+WIDEST_WITH_BIAS = 128  # columns of a head in tiles: beside wider ones there is no room for a bias
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
 LEAST_SOFTCAP = 0.1  # of the backward pass, which computes its derivative from probabilities
@@ -179,6 +180,8 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
         return BACKWARD[sizes_of(spec)]
     plan = forward_tiles(spec.head_size, spec.value_size)
     long = steps_of(spec, spec.keys) >= LONG
+    if spec.bias is not None:  # two stages of it, each of as many bytes as a block of k of 128 columns
+        return replace(plan, queued=1) if max(sizes_of(spec)) > WIDTH else plan
     if max(sizes_of(spec)) <= WIDTH and spec.sides == (None, None) and long:
         return replace(plan, groups=3, registers=160, beside=True, by_warps=True)
     return plan
