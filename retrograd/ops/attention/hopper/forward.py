@@ -114,13 +114,14 @@ def load_k(k, batch, first_k, at, keys, group, ring, stage, PANELS: gl.constexpr
 @gluon.jit
 def load_bias(bias, batch, head, at, j, rings, stage, OPTIONS: gl.constexpr):
     """Copy the bias of the tile from query `at` on and a block of keys from j on; an axis of size 1 has one block."""
-    OWN: gl.constexpr = OPTIONS.bias
+    QUERIES: gl.constexpr = bias.block_shape[2]
     GROUPS: gl.constexpr = OPTIONS.groups
     full = rings.k.full.index(stage)
     mbarrier.expect(full, GROUPS * bias.block_type.nbytes)
     for w in gl.static_range(GROUPS):
-        row, of_head, i = batch * OWN.batch, head * OWN.heads, (at + w * OPTIONS.queries) * OWN.queries
-        tma_load(bias, [row, of_head, i, j], full, rings.bias[w].index(stage))
+        i = at + w * QUERIES if QUERIES > 1 else 0
+        where = [gl.minimum(batch, bias.shape[0] - 1), gl.minimum(head, bias.shape[1] - 1), i, j]
+        tma_load(bias, where, full, rings.bias[w].index(stage))
 
 
 @gluon.constexpr_function
@@ -159,8 +160,7 @@ def fetch(q, k, v, bias, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, s
         tile = tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE)
         batch, head, first_q, queries, first_k, keys, at, outside = tile
         if bias is not None:
-            if OPTIONS.bias.batch == 0:
-                batch, head = rows_side_by_side(batch, head, sizes)
+            batch, head = rows_side_by_side(batch, head, sizes)
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
             write(tickets, number, QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high))
@@ -245,7 +245,7 @@ def attend(
         s = warpgroup_mma_wait(0, deps=[s])
         release_block(rings.k, n, K_FREE, OPTIONS)
         s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS, bias)
-        largest, _before, p = softmax(s, largest, EXPONENT, OPTIONS.bias is not None)
+        largest, _before, p = softmax(s, largest, EXPONENT, rings.bias is not None)
         total = part_sums(p)
         p = gl.convert_layout(p.to(TYPE), LEFT, assert_trivial=True)
         result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)

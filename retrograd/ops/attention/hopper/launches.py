@@ -56,7 +56,6 @@ from .plan import (
 )
 from .tuples import (
     BackwardOptions,
-    Bias,
     BiasSizes,
     DkDvOptions,
     DqOptions,
@@ -358,7 +357,6 @@ class _Launches(Launches):
             registers=plan.registers,
             beside=plan.beside,
             by_warps=plan.by_warps,
-            bias=None if bias is None else Bias(*(int(size > 1) for size in bias.shape[:3])),
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)

@@ -180,8 +180,9 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
         return BACKWARD[sizes_of(spec)]
     plan = forward_tiles(spec.head_size, spec.value_size)
     long = steps_of(spec, spec.keys) >= LONG
-    if spec.bias is not None:  # two stages of it, each of as many bytes as a block of k of 128 columns
-        return replace(plan, queued=1) if max(sizes_of(spec)) > WIDTH else plan
+    if spec.bias is not None:
+        plan = replace(plan, section=SECTION // 4)  # the bias, too, goes through the L2
+        return replace(plan, queued=1) if max(sizes_of(spec)) > WIDTH else plan  # two stages of it take 64 KB
     if max(sizes_of(spec)) <= WIDTH and spec.sides == (None, None) and long:
         return replace(plan, groups=3, registers=160, beside=True, by_warps=True)
     return plan

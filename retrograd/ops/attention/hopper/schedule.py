@@ -145,7 +145,7 @@ def tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE: gl.constexpr):
 
 @gluon.jit
 def rows_side_by_side(batch, head, sizes):
-    """The batch and head of a row where tiles go through all batches of a head: they share a bias, which is in the L2."""
+    """The batch and head of a row where all batches of a head come one after the other: they share a bias."""
     row, batches = batch * sizes.heads + head, sizes.rows // sizes.heads
     return row % batches, row // batches
 

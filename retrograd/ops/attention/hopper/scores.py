@@ -33,9 +33,9 @@ def bias_of(block, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr, bias=None):
-    """Scores from products: bounded, with a bias, and -inf where a key is not visible; of queries i and a block of keys.
+    """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
 
-    border: whether there are pairs that are not visible.
+    border: whether there are pairs that are not visible. bias: of the pairs, see `bias_of`, or None.
     """
     KEYS: gl.constexpr = s.shape[1]
     WINDOW: gl.constexpr = OPTIONS.window

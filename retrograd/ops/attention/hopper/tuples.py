@@ -26,14 +26,6 @@ class Factors(NamedTuple):
     exponent: float
 
 
-class Bias(NamedTuple):
-    """Which axes of pairs a bias has: 1, or 0 where all share it."""
-
-    batch: int
-    heads: int
-    queries: int
-
-
 class BiasSizes(NamedTuple):
     """Sizes for `copy_bias`.
 
@@ -120,7 +112,6 @@ class ForwardOptions(NamedTuple):
         registers: of a thread that attends.
         beside: whether values are added beside the exponentials, and not before them.
         by_warps: whether warps release blocks one by one, and not groups.
-        bias: that is added to scores, or None.
     """
 
     window: Window
@@ -135,7 +126,6 @@ class ForwardOptions(NamedTuple):
     registers: int
     beside: bool
     by_warps: bool
-    bias: Bias | None
 
 
 class KeySizes(NamedTuple):

@@ -97,7 +97,7 @@ def with_bias(inputs: dict[str, Any], bias: torch.Tensor, seed: int, **more: Any
 
 def test_keys_are_hidden_by_a_bias(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    inputs = {name: torch.randn(1, 140, 2, 64, generator=generator).half() for name in "qkv"}
+    inputs: dict[str, Any] = {name: torch.randn(1, 140, 2, 64, generator=generator).half() for name in "qkv"}
     bias = torch.randn(1, 1, 140, 140, generator=generator).half()
     bias[..., 130:] = torch.finfo(bias.dtype).min
     bias[..., 3:9] = bias[..., 20, :] = -torch.inf
@@ -114,7 +114,7 @@ def test_keys_are_hidden_by_a_bias(seed: int) -> None:
 @pytest.mark.parametrize("D", [64, pytest.param(128, marks=pytest.mark.slow)])
 def test_strides_of_a_bias_and_the_number_of_queries_change_no_bits(D: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    inputs = {name: torch.randn(2, 150, 2, D, generator=generator).half() for name in "qkv"}
+    inputs: dict[str, Any] = {name: torch.randn(2, 150, 2, D, generator=generator).half() for name in "qkv"}
     one = torch.randn(1, 2, 150, 150, generator=generator).half()
     expected = with_bias(inputs, one, seed, causal=True)
     wide = torch.zeros(2, 2, 160, 160).half()
@@ -122,7 +122,9 @@ def test_strides_of_a_bias_and_the_number_of_queries_change_no_bits(D: int, seed
     for other in (one.expand(2, 2, 150, 150), wide[:, :, :150, :150], one.mT.contiguous().mT):
         assert_same_bits({"found": with_bias(inputs, other, seed, causal=True)}, {"found": expected}, "strides")
     kept = {name: array[:, 149:] if name == "q" else array for name, array in inputs.items()}
-    assert_same_bits({"found": with_bias(kept, one[:, :, 149:], seed, causal=True)}, {"found": expected[:, 149:]}, "one")
+    assert_same_bits(
+        {"found": with_bias(kept, one[:, :, 149:], seed, causal=True)}, {"found": expected[:, 149:]}, "one"
+    )
     kept = {name: array[:, 100:101] if name == "q" else array[:, :101] for name, array in inputs.items()}
     cut = one[:, :, 100:101, :101]
     assert_same_bits({"found": with_bias(kept, cut, seed, causal=True)}, {"found": expected[:, 100:101]}, "fewer keys")
@@ -132,7 +134,9 @@ def test_strides_of_a_bias_and_the_number_of_queries_change_no_bits(D: int, seed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["causal", "groups", "window", "segments", "narrow", "bias", "wider_packed", "apart_packed"])
+@pytest.mark.parametrize(
+    "name", ["causal", "groups", "window", "segments", "narrow", "bias", "wider_packed", "apart_packed"]
+)
 def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
     found: list[Any] = []
     inputs, gradients = contract.drawn(ON_HOPPER, CASES[name], "cpu", seed)
