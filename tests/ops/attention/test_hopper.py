@@ -140,7 +140,12 @@ CASES = {
 BIASES = {
     f"{name}_{D}_bias": case(name, (1, 260, 260, 4, 2, D), bias=shape, bias_dtype="bfloat16", **KINDS[name])
     for D in (32, 64, 128)
-    for name, shape in (("full", (1, 4, 260, 260)), ("causal", (1, 1, 260, 260)), ("softcap", (1, 4, 1, 260)))
+    for name, shape in (
+        ("full", (1, 4, 260, 260)),
+        ("causal", (1, 1, 260, 260)),
+        ("softcap", (1, 4, 1, 260)),
+        ("window", (1, 4, 260, 260)),
+    )
 }
 WALKS = ("backward_fused", "backward_pairs", "backward_dq", "backward_both", "backward_apart")
 QUICK = ("causal_128_128",)  # the others are slow

@@ -288,6 +288,8 @@ class _Launches(Launches):
         """The descriptor of the bias; None where none can take it."""
         array = self._array("bias")
         own = strides_of("bias", array.shape, self.layouts)
+        if any(stride % UNIT for stride in own[:3]):  # of axes of size 1, too: the number of rows changes no launch
+            return None
         # What a stride of 0 repeats is there once.
         shape = tuple(1 if n < 2 and own[n] == 0 else size for n, size in enumerate(array.shape))
         strides = self._strides_to_describe(array, shape, own)
