@@ -150,7 +150,8 @@ class Tensor:
 
     def __init__(self, base: Pointer, size: Any, strides: Any, block_shape: Any, _layout: Any = None) -> None:
         self.memory, self.start = base.memory, base.at
-        self.size, self.strides, self.block_shape = size, strides, list(block_shape)
+        self.size = self.shape = size
+        self.strides, self.block_shape = strides, list(block_shape)
         self.dtype, self.layout = self.memory.dtype.type, None
         bytes_ = int(np.prod(self.block_shape)) * self.memory.itemsize
         self.block_type = SimpleNamespace(nbytes=bytes_, shape=self.block_shape)

@@ -7,7 +7,7 @@ any of its queries sees to the first. Its warps are of two kinds:
             of a block and add the values of the block before for one group, another one has its softmax
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -35,8 +35,17 @@ from retrograd.core.kernels.rings import (
 
 from ..device import LN2, upscale
 from .dropout import Draw, for_product, kept, operand
-from .schedule import at_step, blocks_seen, first_tile, tile_after, tile_of_queries, tiles_of_head, unmasked
-from .scores import scores
+from .schedule import (
+    at_step,
+    blocks_seen,
+    first_tile,
+    rows_side_by_side,
+    tile_after,
+    tile_of_queries,
+    tiles_of_head,
+    unmasked,
+)
+from .scores import bias_of, scores
 from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
 from .tickets import DropoutTicket, QueryTicket, has_tile, query_ticket, ring_of_tickets, write
 from .wgmma import (
@@ -58,11 +67,14 @@ FEWER_REGISTERS = gl.constexpr(24)  # beside three groups, or dropout
 class Rings(NamedTuple):
     """The blocks of the arrays that are copied to shared memory, those of q and k in panels of columns; each group of
     warps has stages of its own for q.
+
+    bias: for each group the blocks of its queries, which come and go with those of k; None without a bias.
     """
 
     q: Ring
     k: Ring
     v: Ring
+    bias: Any
 
 
 @gluon.jit
@@ -98,6 +110,19 @@ def load_k(k, batch, first_k, at, keys, group, ring, stage, PANELS: gl.constexpr
         for panel in gl.static_range(PANELS):
             where = at_step(k, batch, first_k, at, keys, group, panel * WIDTH)
             tma_load(k, where, ring.full.index(stage), ring.blocks[panel].index(stage))
+
+
+@gluon.jit
+def load_bias(bias, batch, head, at, j, rings, stage, OPTIONS: gl.constexpr):
+    """Copy the bias of the tile from query `at` on and a block of keys from j on; an axis of size 1 has one block."""
+    QUERIES: gl.constexpr = bias.block_shape[2]
+    GROUPS: gl.constexpr = OPTIONS.groups
+    full = rings.k.full.index(stage)
+    mbarrier.expect(full, GROUPS * bias.block_type.nbytes)
+    for w in gl.static_range(GROUPS):
+        i = at + w * QUERIES if QUERIES > 1 else 0
+        where = [gl.minimum(batch, bias.shape[0] - 1), gl.minimum(head, bias.shape[1] - 1), i, j]
+        tma_load(bias, where, full, rings.bias[w].index(stage))
 
 
 @gluon.constexpr_function
@@ -137,6 +162,7 @@ def fetch(
     q,
     k,
     v,
+    bias,
     rings,
     tickets,
     t,
@@ -159,6 +185,8 @@ def fetch(
         next_t = tile_after(t, counter_ptr, sizes.drawn)
         tile = tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE)
         batch, head, first_q, queries, first_k, keys, at, outside = tile
+        if bias is not None:
+            batch, head = rows_side_by_side(batch, head, sizes)
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
             ticket = QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high)
@@ -180,6 +208,8 @@ def fetch(
                 j = (high - 1 - i) * OPTIONS.keys
                 stage = acquire_block(rings.k, n, K_FREE, OPTIONS)
                 load_k(k, batch, first_k, j, keys, group, rings.k, stage, PANELS)
+                if bias is not None:
+                    load_bias(bias, batch, head, at, j, rings, stage, OPTIONS)
                 stage = acquire_block(rings.v, n, V_FREE, OPTIONS)
                 load_block(v, at_step(v, batch, first_k, j, keys, group), rings.v, stage)
                 n += 1
@@ -218,6 +248,8 @@ def attend(
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     OUT_SLOT: gl.constexpr = W * (staged.shape[0] // (2 if OPTIONS.groups == 2 else 4))
     none = gl.zeros([QUERIES, KEYS], gl.float32, S)
+    if rings.bias is not None:
+        rings = Rings(rings.q, rings.k, rings.v, rings.bias[W])
     n, number = 0, 0
     wait_full(tickets, 0)
     while has_tile(tickets, number):
@@ -243,10 +275,13 @@ def attend(
         if OPTIONS.dropped > 0:
             draw = Draw(tickets, number)
             bits = kept(draw, i, tile.high - 1, KEYS, OPTIONS.dropped)
+        bias = None
+        if rings.bias is not None:
+            bias = bias_of(rings.bias.index(stage_of(n, OPTIONS.stages)), S)
         s = warpgroup_mma_wait(0, deps=[s])
         release_block(rings.k, n, K_FREE, OPTIONS)
-        s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS)
-        largest, _before, p = softmax(s, largest, EXPONENT)
+        s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS, bias)
+        largest, _before, p = softmax(s, largest, EXPONENT, rings.bias is not None)
         total = part_sums(p)
         p = for_product(p, bits, TYPE, LEFT)
         result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)
@@ -296,6 +331,7 @@ def forward(
     q,
     k,
     v,
+    bias,
     sinks,
     seed_ptr,
     tile_list_ptr,
@@ -307,7 +343,7 @@ def forward(
     OPTIONS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """q, k, v, out: tensor descriptors. tile_list: where sequences are packed or ids tell them apart; see
+    """q, k, v, bias, out: tensor descriptors. tile_list: where sequences are packed or ids tell them apart; see
     `schedule.list_tiles`. runs: of ids. counter: 0 at first, where tiles are drawn.
     """
     STAGES: gl.constexpr = OPTIONS.stages
@@ -324,10 +360,15 @@ def forward(
     else:
         staged = allocate(out, SLOTS)
     q_ring = ring_of(q_blocks, GROUPS * QUEUED, 1)
-    if OPTIONS.by_warps:
-        rings = Rings(q_ring, Ring(k_blocks, barriers(STAGES, 1), None), Ring(v_blocks, barriers(STAGES, 1), None))
+    if bias is not None:
+        # Both the copy of k and that of the bias arrive where a block is full.
+        own = (allocate(bias, STAGES), allocate(bias, STAGES))
+        rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS, 2), ring_of(v_blocks, STAGES, GROUPS), own)
+    elif OPTIONS.by_warps:
+        k_ring, v_ring = Ring(k_blocks, barriers(STAGES, 1), None), Ring(v_blocks, barriers(STAGES, 1), None)
+        rings = Rings(q_ring, k_ring, v_ring, None)
     else:
-        rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS))
+        rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS), None)
     tickets = ring_of_tickets(GROUPS)
     fence_async_shared()
     wait_for_previous(OVERLAP)
@@ -341,7 +382,22 @@ def forward(
                 (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (
                     fetch,
-                    (q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, runs_ptr, seed_ptr, sizes, OPTIONS),
+                    (
+                        q,
+                        k,
+                        v,
+                        bias,
+                        rings,
+                        tickets,
+                        t,
+                        tiles,
+                        counter_ptr,
+                        tile_list_ptr,
+                        runs_ptr,
+                        seed_ptr,
+                        sizes,
+                        OPTIONS,
+                    ),
                 ),
             ],
             [WARPS, 1],
@@ -355,7 +411,22 @@ def forward(
                 (attend, (2, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (
                     fetch,
-                    (q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, runs_ptr, seed_ptr, sizes, OPTIONS),
+                    (
+                        q,
+                        k,
+                        v,
+                        bias,
+                        rings,
+                        tickets,
+                        t,
+                        tiles,
+                        counter_ptr,
+                        tile_list_ptr,
+                        runs_ptr,
+                        seed_ptr,
+                        sizes,
+                        OPTIONS,
+                    ),
                 ),
             ],
             [WARPS, WARPS, 1],

@@ -117,6 +117,7 @@ BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
 SUMS = 320  # columns of dk and dv, at most, of which a thread's registers have sums beside results
 LEAST_SIZE = 32  # of a head: narrower ones would leave columns unused that their products cost
 WIDTH = 64  # of the columns that products take at once, of wider heads
+WIDEST_WITH_BIAS = 128  # columns of a head in tiles: beside wider ones there is no room for a bias
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
 DROPOUT_REGISTERS = 240  # of a thread that attends and draws numbers
@@ -183,6 +184,10 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
     if spec.threshold:
         return replace(plan, registers=DROPOUT_REGISTERS, spills=plan.spills + SPILLS_OF_DROPOUT)
     long = steps_of(spec, spec.keys) >= LONG
+    if spec.bias is not None:
+        plan = replace(plan, section=SECTION // 4)  # the bias, too, goes through the L2
+        # Two stages of it take 64 KB. With a window there are spills before the loop.
+        return replace(plan, queued=1, spills=16) if max(sizes_of(spec)) > WIDTH else plan
     if max(sizes_of(spec)) <= WIDTH and spec.sides == (None, None) and long:
         return replace(plan, groups=3, registers=160, beside=True, by_warps=True)
     return plan

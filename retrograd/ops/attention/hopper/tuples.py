@@ -17,13 +17,27 @@ class Factors(NamedTuple):
 
     Attributes:
         inside: of products in the tanh of a softcap; None without one.
-        cap: of that tanh.
+        cap: of that tanh; with a bias, of products without one, too.
         exponent: of scores, in exponents of 2.
     """
 
     inside: float | None
     cap: float | None
     exponent: float
+
+
+class BiasSizes(NamedTuple):
+    """Sizes for `copy_bias`.
+
+    Attributes:
+        heads: of the bias, and `queries` and `keys`, 1 where all share it.
+        pitch: distance of the rows of the copy.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    pitch: int
 
 
 class QuerySizes(NamedTuple):
