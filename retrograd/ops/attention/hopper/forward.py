@@ -33,6 +33,7 @@ from retrograd.core.kernels.rings import (
     wait_full,
 )
 
+from ..arrays import Pairs
 from ..device import LN2, upscale
 from .dropout import Draw, for_product, kept, operand
 from .schedule import (
@@ -45,7 +46,7 @@ from .schedule import (
     tiles_of_head,
     unmasked,
 )
-from .scores import bias_of, scores
+from .scores import bias_of, read_bias, scores
 from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
 from .tickets import DropoutTicket, QueryTicket, has_tile, query_ticket, ring_of_tickets, write
 from .wgmma import (
@@ -158,6 +159,18 @@ def row_of(tile, runs_ptr, sizes):
 
 
 @gluon.jit
+def bias_of_sequence(bias, tile, runs_ptr, sizes):
+    """A bias of all pairs from the first query and key of a tile's sequence on, of its head."""
+    batch, first_q = row_of(tile, runs_ptr, sizes)
+    first_k = tile.first_k
+    if runs_ptr is not None:
+        first_k -= batch * sizes.keys
+    own = bias.pointer + gl.cast(batch, gl.int64) * bias.batch + gl.cast(tile.head, gl.int64) * bias.head
+    own += gl.cast(first_q, gl.int64) * bias.query + gl.cast(first_k, gl.int64) * bias.key
+    return Pairs(own, bias.batch, bias.head, bias.query, bias.key)
+
+
+@gluon.jit
 def fetch(
     q,
     k,
@@ -185,11 +198,11 @@ def fetch(
         next_t = tile_after(t, counter_ptr, sizes.drawn)
         tile = tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE)
         batch, head, first_q, queries, first_k, keys, at, outside = tile
-        if bias is not None:
+        if rings.bias is not None:
             batch, head = rows_side_by_side(batch, head, sizes)
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
-            ticket = QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high)
+            ticket = QueryTicket(1, batch, head, first_q, queries, first_k, keys, at, outside, low, high)
             if OPTIONS.dropped > 0:
                 row, start = row_of(ticket, runs_ptr, sizes)
                 write(tickets, number, ticket + DropoutTicket(gl.load(seed_ptr), row * sizes.heads + head, start))
@@ -208,7 +221,7 @@ def fetch(
                 j = (high - 1 - i) * OPTIONS.keys
                 stage = acquire_block(rings.k, n, K_FREE, OPTIONS)
                 load_k(k, batch, first_k, j, keys, group, rings.k, stage, PANELS)
-                if bias is not None:
+                if rings.bias is not None:
                     load_bias(bias, batch, head, at, j, rings, stage, OPTIONS)
                 stage = acquire_block(rings.v, n, V_FREE, OPTIONS)
                 load_block(v, at_step(v, batch, first_k, j, keys, group), rings.v, stage)
@@ -221,6 +234,7 @@ def fetch(
 @gluon.jit
 def attend(
     W: gl.constexpr,
+    bias,
     out,
     sinks,
     lse,
@@ -275,13 +289,16 @@ def attend(
         if OPTIONS.dropped > 0:
             draw = Draw(tickets, number)
             bits = kept(draw, i, tile.high - 1, KEYS, OPTIONS.dropped)
-        bias = None
+        of_block, pairs = None, None
         if rings.bias is not None:
-            bias = bias_of(rings.bias.index(stage_of(n, OPTIONS.stages)), S)
+            of_block = bias_of(rings.bias.index(stage_of(n, OPTIONS.stages)), S)
+        elif OPTIONS.reads_bias:
+            pairs = bias_of_sequence(bias, tile, runs_ptr, sizes)
+            of_block = read_bias(pairs, i, tile.high - 1, queries, keys, KEYS, S)
         s = warpgroup_mma_wait(0, deps=[s])
         release_block(rings.k, n, K_FREE, OPTIONS)
-        s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS, bias)
-        largest, _before, p = softmax(s, largest, EXPONENT, rings.bias is not None)
+        s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS, of_block)
+        largest, _before, p = softmax(s, largest, EXPONENT, of_block is not None)
         total = part_sums(p)
         p = for_product(p, bits, TYPE, LEFT)
         result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)
@@ -289,7 +306,7 @@ def attend(
         for step in range(tile.high - 1 - tile.low):
             block = tile.high - 2 - step
             border = (block >= top) | (block < bottom)
-            sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS, draw)
+            sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS, draw, pairs)
             n += 1
         if OPTIONS.dropped > 0:
             release(tickets, number)
@@ -343,8 +360,8 @@ def forward(
     OPTIONS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """q, k, v, bias, out: tensor descriptors. tile_list: where sequences are packed or ids tell them apart; see
-    `schedule.list_tiles`. runs: of ids. counter: 0 at first, where tiles are drawn.
+    """q, k, v, out: tensor descriptors. bias: one, too, or an array with its strides. tile_list: where sequences are
+    packed or ids tell them apart; see `schedule.list_tiles`. runs: of ids. counter: 0 at first, where tiles are drawn.
     """
     STAGES: gl.constexpr = OPTIONS.stages
     GROUPS: gl.constexpr = OPTIONS.groups
@@ -360,7 +377,7 @@ def forward(
     else:
         staged = allocate(out, SLOTS)
     q_ring = ring_of(q_blocks, GROUPS * QUEUED, 1)
-    if bias is not None:
+    if bias is not None and not OPTIONS.reads_bias:
         # Both the copy of k and that of the bias arrive where a block is full.
         own = (allocate(bias, STAGES), allocate(bias, STAGES))
         rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS, 2), ring_of(v_blocks, STAGES, GROUPS), own)
@@ -378,8 +395,8 @@ def forward(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (0, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (1, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (
                     fetch,
                     (
@@ -406,9 +423,9 @@ def forward(
     else:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (attend, (2, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (0, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (1, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (2, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (
                     fetch,
                     (

@@ -101,12 +101,9 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
 
 
 def _takes_bias(spec: Spec, bias: Param) -> bool:
-    """Whether the forward pass takes a bias: in q's dtype, one for each key, of heads to 128.
-
-    TMA copies a tile's rows from multiples of 16 bytes on, and a packed sequence or a run of ids may begin elsewhere.
-    """
+    """Whether the forward pass takes a bias: in q's dtype, one for each key, of heads to 128, without dropout."""
     narrow = max(sizes_of(spec)) <= WIDEST_WITH_BIAS
-    return narrow and bias.dtype == spec.q.dtype and bias.shape[3] == spec.keys and not _listed(spec)
+    return narrow and bias.dtype == spec.q.dtype and bias.shape[3] == spec.keys and spec.dropout_seed is None
 
 
 def swizzled(columns: int, bits: int, axes: int) -> gl.NVMMASharedLayout:
@@ -278,7 +275,7 @@ def _padded_bias(spec: Spec, inputs: tuple[Array, ...], layouts: Layouts, arch: 
     """The scratch array of a copy of the bias, where no tensor descriptor can take it: its rows are a multiple of 16
     bytes long.
     """
-    if spec.bias is not None and _Launches(spec, inputs, layouts, arch).bias_in_place() is None:
+    if spec.bias is not None and not _listed(spec) and _Launches(spec, inputs, layouts, arch).bias_in_place() is None:
         *others, keys = spec.bias.shape
         yield Array("padded_bias", (*others, -(-keys // UNIT) * UNIT), spec.bias.dtype)
 
@@ -337,8 +334,9 @@ class _Launches(Launches):
         tiles = _tiles(spec, spec.queries, size)
         yield from self.of_runs()
         yield from self.list_tiles("q", size)
+        reads_bias = spec.bias is not None and _listed(spec)
         bias, of_bias = None, None
-        if spec.bias is not None:
+        if spec.bias is not None and not reads_bias:
             bias, of_bias = self._bias(plan)
             if of_bias != "bias":
                 yield self.copy_bias()
@@ -361,6 +359,7 @@ class _Launches(Launches):
             registers=plan.registers,
             beside=plan.beside,
             by_warps=plan.by_warps,
+            reads_bias=reads_bias,
             dropped=spec.threshold,
         )
         constants = {"OPTIONS": options}
@@ -372,9 +371,11 @@ class _Launches(Launches):
             width = used_columns(spec.head_size) // plan.panels
             descriptors |= {n: replace(descriptors[n], block=(*descriptors[n].block[:-1], width)) for n in "qk"}
         launch = self.launch(forward_kernel, grid, {"sizes": sizes}, constants, descriptors)
-        strided = {name: own for name, own in launch.strided.items() if name != "bias"}
-        launch = replace(launch, num_warps=4, allowed_spills=plan.spills, strided=strided)
-        yield self._with(launch, tile_list_ptr="tile_list_q", bias=of_bias)
+        launch = replace(launch, num_warps=4, allowed_spills=plan.spills)
+        if not reads_bias:
+            strided = {name: own for name, own in launch.strided.items() if name != "bias"}
+            launch = self._with(replace(launch, strided=strided), bias=of_bias)
+        yield self._with(launch, tile_list_ptr="tile_list_q")
 
     def _bias(self, plan: ForwardPlan) -> tuple[Descriptor, str]:
         """The descriptor of the bias, in blocks of a group's queries, and the array that it is of."""

@@ -186,8 +186,10 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
     long = steps_of(spec, spec.keys) >= LONG
     if spec.bias is not None:
         plan = replace(plan, section=SECTION // 4)  # the bias, too, goes through the L2
+        if spec.packed or spec.segmented:  # read pair by pair
+            plan = replace(plan, spills=320)
         # Two stages of it take 64 KB. With a window there are spills before the loop.
-        return replace(plan, queued=1, spills=16) if max(sizes_of(spec)) > WIDTH else plan
+        return replace(plan, queued=1, spills=max(16, plan.spills)) if max(sizes_of(spec)) > WIDTH else plan
     if max(sizes_of(spec)) <= WIDTH and spec.sides == (None, None) and long:
         return replace(plan, groups=3, registers=160, beside=True, by_warps=True)
     return plan

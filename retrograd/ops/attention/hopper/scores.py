@@ -31,10 +31,21 @@ def bias_of(block, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def read_bias(bias, i, block, queries, keys, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The bias of queries i and a block of keys from memory; 0 after the queries and keys of the sequence.
+
+    bias: with its pointer at the first query and key of the sequence.
+    """
+    j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
+    places = (i.to(gl.int64) * bias.query)[:, None] + (j.to(gl.int64) * bias.key)[None, :]
+    return gl.load(bias.pointer + places, mask=(i < queries)[:, None] & (j < keys)[None, :], other=0.0)
+
+
+@gluon.jit
 def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr, bias=None):
     """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
 
-    border: whether there are pairs that are not visible. bias: of the pairs, see `bias_of`, or None.
+    border: whether there are pairs that are not visible. bias: of the pairs, or None.
     """
     KEYS: gl.constexpr = s.shape[1]
     WINDOW: gl.constexpr = OPTIONS.window

@@ -10,7 +10,7 @@ from retrograd.core.kernels.gluon import before_waits
 from retrograd.core.kernels.rings import release, release_by_warps, stage_of, wait_full
 
 from .dropout import for_product, kept, operand
-from .scores import bias_of, scores
+from .scores import bias_of, read_bias, scores
 from .wgmma import WARPS, matrix, over_panels, panels_of
 
 # Named barriers of blocks that are released by warps, one for each of two stages. Triton has 0 and 1, and one for each
@@ -66,10 +66,10 @@ def release_block(ring, n, FREE: gl.constexpr, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr, draw=None):
+def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr, draw=None, pairs=None):
     """Add the values of block n, and compute the exponentials of the one after it, number `block` of its sequence.
 
-    draw: what dropout draws numbers by, if there is dropout.
+    draw: what dropout draws numbers by, or None. pairs: a bias that is read from memory, or None; see `read_bias`.
     """
     largest, total, result, p = sums
     ROW: gl.constexpr = gl.SliceLayout(1, result.type.layout)
@@ -83,6 +83,8 @@ def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS:
     bias = None
     if rings.bias is not None:
         bias = bias_of(rings.bias.index(next_stage), S)  # while products run
+    elif pairs is not None:
+        bias = read_bias(pairs, i, block, queries, keys, none.shape[1], S)
     wait_full(rings.v, n)
     p = operand(p, TYPE, LEFT)
     result = warpgroup_mma(p, matrix(rings.v.blocks.index(stage)), result, is_async=True)
@@ -92,7 +94,7 @@ def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS:
     s = warpgroup_mma_wait(1, deps=[s])
     release_block(rings.k, n + 1, K_FREE, OPTIONS)
     s = scores(s, i, block, border, queries, keys, OPTIONS, bias)
-    largest, before, p = softmax(s, largest, OPTIONS.factors.exponent, rings.bias is not None)
+    largest, before, p = softmax(s, largest, OPTIONS.factors.exponent, bias is not None)
     total = add_parts(total, gl.convert_layout(before, PART, assert_trivial=True), part_sums(p))
     if OPTIONS.beside:
         largest = before_waits(largest)

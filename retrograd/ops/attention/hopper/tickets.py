@@ -20,6 +20,7 @@ class QueryTicket(NamedTuple):
     head: Any
     first_q: Any
     queries: Any
+    first_k: Any
     keys: Any
     at: Any
     outside: Any
@@ -128,7 +129,7 @@ def query_ticket(tickets, number):
     """Ticket `number`, of a tile of queries."""
     batch, head = of_queries(tickets, number, "batch"), of_queries(tickets, number, "head")
     first_q, queries = of_queries(tickets, number, "first_q"), of_queries(tickets, number, "queries")
-    keys, at = of_queries(tickets, number, "keys"), of_queries(tickets, number, "at")
-    outside, low = of_queries(tickets, number, "outside"), of_queries(tickets, number, "low")
-    high = of_queries(tickets, number, "high")
-    return QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high)
+    first_k, keys = of_queries(tickets, number, "first_k"), of_queries(tickets, number, "keys")
+    at, outside = of_queries(tickets, number, "at"), of_queries(tickets, number, "outside")
+    low, high = of_queries(tickets, number, "low"), of_queries(tickets, number, "high")
+    return QueryTicket(1, batch, head, first_q, queries, first_k, keys, at, outside, low, high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -60,6 +61,11 @@ CASES = {
                         bias_dtype="float16", causal=True, return_lse=True),
     "bias_of_keys": case("bias_of_keys", (2, 70, 304, 2, 2, 64), dtype="float16", bias=(2, 1, 1, 304),
                          bias_dtype="float16", window=(100, 40), softcap=2.0),
+    "bias_packed": case("bias_packed", (1, 300, 320, 2, 1, 64), dtype="float16", bias=(1, 2, 300, 320),
+                        bias_dtype="float16", window=(40, 200), packed=((2, 3, 120, 296), (0, 7, 150, 308)),
+                        return_lse=True),
+    "bias_segments": case("bias_segments", (2, 90, 90, 2, 1, 64), dtype="float16", bias=(2, 1, 90, 90),
+                          bias_dtype="float16", segments=(ids((1, 20), (0, 70)), ids((3, 60), (-1, 9), (4, 21)))),
     "segments_of_a_step": case("segments_of_a_step", (1, 30, 30, 1, 1, 64), dtype="float16",
                                segments=(tuple(range(30)),)),
     "dropout": case("dropout", (2, 150, 270, 2, 1, 64), dtype="float16", causal=True, seed=-7, dropout_p=0.3,
@@ -139,6 +145,23 @@ def test_strides_of_a_bias_and_the_number_of_queries_change_no_bits(D: int, seed
     row = one[:, :, :1]
     expected = with_bias(inputs, row.expand(1, 2, 150, 150), seed, causal=True)
     assert_same_bits({"found": with_bias(inputs, row, seed, causal=True)}, {"found": expected}, "a row that all share")
+
+
+@pytest.mark.parametrize("D", [64, pytest.param(128, marks=pytest.mark.slow)])
+def test_sequences_side_by_side_with_a_bias_have_the_bits_of_each_alone(D: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    inputs: dict[str, Any] = {name: torch.randn(1, 190, 2, D, generator=generator).half() for name in "qkv"}
+    bias = torch.randn(1, 2, 190, 190, generator=generator).half()
+    bounds = (0, 33, 180, 190)
+    ends = torch.tensor(bounds, dtype=torch.int32)
+    packed = with_bias(inputs, bias, seed, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    numbers = torch.repeat_interleave(torch.arange(3, dtype=torch.int32), torch.diff(ends))[None]
+    apart = with_bias(inputs, bias, seed, causal=True, segment_ids=numbers)
+    for first, end in pairwise(bounds):
+        own = {name: array[:, first:end] for name, array in inputs.items()}
+        alone = with_bias(own, bias[..., first:end, first:end], seed, causal=True)
+        for found in (packed, apart):
+            assert_same_bits({"found": found[:, first:end]}, {"found": alone}, f"{first} to {end}")
 
 
 @pytest.mark.slow
