@@ -20,7 +20,10 @@ NAMED = (
     "fused_packed",
     "segments_tiles",
     "size_64_packed",
+    "size_64_bias",
     "size_128_window",
+    "size_128_dropout",
+    "size_128_bias",
     "size_192_128",
     "size_256",
 )

@@ -82,6 +82,46 @@ def test_one_query_with_its_keys_has_the_bits_of_the_whole(D: int, how: dict[str
         assert torch.equal(lse[..., 0], whole_lse[..., t]), t
 
 
+@pytest.mark.parametrize("rows", ["each", "all"])
+@pytest.mark.parametrize("D", [32, 64, 128])
+def test_a_query_with_its_row_of_a_bias_has_the_bits_of_the_whole(D: int, rows: str, seed: int) -> None:
+    T = 300
+    q, k, v = (drawn(seed + i, T, 2, D) for i in range(3))
+    bias = drawn(seed + 3, T if rows == "each" else 1, 2, T).transpose(1, 2)
+    whole, whole_lse = attention(q, k, v, bias=bias, causal=True, return_lse=True)
+    for t in (0, 1, 63, 64, 127, 128, 200, 299):
+        own = bias[:, :, t : t + 1, : t + 1] if rows == "each" else bias[..., : t + 1]
+        one, lse = attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], bias=own, causal=True, return_lse=True)
+        assert torch.equal(one[:, 0], whole[:, t]), t
+        assert torch.equal(lse[..., 0], whole_lse[..., t]), t
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_strides_of_a_bias_change_no_bits(D: int, seed: int) -> None:
+    T = 264
+    q, k, v = (drawn(seed + i, T, 2, D).expand(2, -1, -1, -1) for i in range(3))
+    bias = drawn(seed + 3, T, 2, T).transpose(1, 2).contiguous()
+    expected = attention(q, k, v, bias=bias)
+    wide = torch.zeros(1, 2, T, T + 9, dtype=bias.dtype, device="cuda")[..., :T].copy_(bias)
+    unaligned = torch.zeros(bias.numel() + 1, dtype=bias.dtype, device="cuda")[1:].view_as(bias).copy_(bias)
+    for other in (bias.expand(2, -1, -1, -1), bias.mT.contiguous().mT, wide, unaligned):
+        assert torch.equal(attention(q, k, v, bias=other), expected), other.stride()
+
+
+@pytest.mark.parametrize("hidden", [float("-inf"), torch.finfo(torch.bfloat16).min], ids=str)
+@pytest.mark.parametrize("D", [16, 64, 128])
+def test_a_row_that_a_bias_hides_has_zeros(D: int, hidden: float, seed: int) -> None:
+    q, k, v = (drawn(seed + i, 200, 2, D).requires_grad_() for i in range(3))
+    bias = drawn(seed + 3, 200, 2, 200).transpose(1, 2).contiguous()
+    bias[:, :, 70] = bias[..., 130:] = hidden
+    out, lse = attention(q, k, v, bias=bias, return_lse=True)
+    assert (out[:, 70] == 0).all()
+    assert (lse[..., 70] == -torch.inf).all()
+    few = attention(q, k[:, :130], v[:, :130], bias=bias[..., :130])
+    torch.testing.assert_close(out, few, rtol=1e-2, atol=1e-2)
+    assert all(bool(d.isfinite().all()) for d in torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
+
+
 @pytest.mark.parametrize("backward", ["auto", "fused"])
 @pytest.mark.parametrize("D", [64, 128])
 def test_a_row_with_more_tiles_than_programs_fit_on_the_gpu_has_the_same_bits_again(

@@ -58,6 +58,12 @@ def taken(spec: Spec, arch: Arch = HOPPER, which: Pass = "fwd") -> bool:
         {"packed": (BOUNDS, BOUNDS)},
         {"segments": ((0,) * 260,)},
         {"backward": "fused"},
+        {"seed": 1, "dropout_p": 0.1},
+        {"D": 256, "seed": 1, "dropout_p": 0.9, "causal": True},
+        {"bias": (1, 4, 260, 260), "bias_dtype": "bfloat16"},
+        {"D": 128, "bias": (1, 1, 1, 260), "bias_dtype": "bfloat16", "softcap": 3.0},
+        {"bias": (1, 4, 260, 260), "bias_dtype": "bfloat16", "packed": (BOUNDS, BOUNDS)},
+        {"bias": (1, 4, 260, 260), "bias_dtype": "bfloat16", "segments": ((0,) * 260,)},
     ],
     ids=str,
 )
@@ -75,8 +81,10 @@ def test_it_takes(how: dict[str, Any]) -> None:
         {"value": 128},
         {"dtype": "float32"},
         {"bias": (1, 4, 260, 260)},
+        {"bias": (1, 4, 260, 1), "bias_dtype": "bfloat16"},
+        {"bias": (1, 4, 260, 260), "bias_dtype": "bfloat16", "seed": 1, "dropout_p": 0.1},
+        {"D": 192, "value": 128, "bias": (1, 4, 260, 260), "bias_dtype": "bfloat16"},
         {"slopes": (4,)},
-        {"seed": 1, "dropout_p": 0.1},
         {"scale": -0.3},  # the largest score is that of the largest product
         {"scale": 0.0},
     ],
@@ -101,11 +109,21 @@ def test_a_softcap_whose_derivative_is_lost_in_lse_is_left_to_the_portable_kerne
     assert [taken(spec(softcap=cap), which="bwd") for cap in (0.01, 0.1, 50.0)] == [False, True, True]
 
 
+def test_the_backward_pass_of_dropout_is_left_to_the_portable_kernels() -> None:
+    for D in (64, 128, 256):
+        assert [taken(spec(D, seed=1, dropout_p=0.1), which=which) for which in ("fwd", "bwd")] == [True, False]
+
+
 def test_wide_heads_with_ids_are_split_whatever_the_algorithm() -> None:
     found = [
         taken(spec(256, backward=name, segments=((0,) * 260,)), which="bwd") for name in ("auto", "fused", "split")
     ]
     assert all(found)
+
+
+def test_the_backward_pass_of_a_call_with_a_bias_is_left_to_the_portable_kernels() -> None:
+    biased = spec(bias=(1, 4, 260, 260), bias_dtype="bfloat16")
+    assert [taken(biased, which=which) for which in ("fwd", "bwd")] == [True, False]
 
 
 def test_both_passes_take_the_same_sizes_and_options() -> None:
@@ -126,9 +144,35 @@ CASES = {
     for D, V in FORWARD
     for name, how in KINDS.items()
 }
+BIASES = {
+    f"{name}_{D}_bias": case(name, (1, 260, 260, 4, 2, D), bias=shape, bias_dtype="bfloat16", **KINDS[name])
+    for D in (32, 64, 128)
+    for name, shape in (
+        ("full", (1, 4, 260, 260)),
+        ("causal", (1, 1, 260, 260)),
+        ("softcap", (1, 4, 1, 260)),
+        ("window", (1, 4, 260, 260)),
+    )
+}
 WALKS = ("backward_fused", "backward_pairs", "backward_dq", "backward_both", "backward_apart")
 QUICK = ("causal_128_128",)  # the others are slow
 EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
+DROPOUT: dict[str, dict[str, Any]] = {
+    "dropout": {"causal": True, "dropout_p": 0.1},
+    "dropout_segments": {"softcap": 3.0, "sinks": True, "segments": ((0,) * 260,), "dropout_p": 0.6},
+}
+DROPPED = [
+    pytest.param(
+        case(name, (1, 260, 260, 4, 2, D), value=V, seed=1, **how),
+        id=f"{name}_{D}_{V}",
+        marks=() if (name, D) == ("dropout", 128) else pytest.mark.slow,
+    )
+    for D, V in FORWARD
+    for name, how in DROPOUT.items()
+]
+WITH_BIAS = [
+    pytest.param(c, id=name, marks=() if name == "full_128_bias" else pytest.mark.slow) for name, c in BIASES.items()
+]
 
 
 # The plans are tuned for one release of Triton; with others, kernels only have to compile.
@@ -144,7 +188,7 @@ def check(compiled: Any, allowed_spills: int) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", EACH)
+@pytest.mark.parametrize("case", EACH + DROPPED + WITH_BIAS)
 def test_products_run_beside_the_softmax(case: Case) -> None:
     program = Forward(HOPPER_OP, spec_of(OP, case)).program({}, HOPPER)
     assert program is not None
@@ -153,7 +197,7 @@ def test_products_run_beside_the_softmax(case: Case) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", EACH)
+@pytest.mark.parametrize("case", EACH + DROPPED + WITH_BIAS)
 def test_maxima_are_computed_while_values_are_added(case: Case) -> None:
     spec = spec_of(OP, case)
     program = Forward(HOPPER_OP, spec).program({}, HOPPER)
@@ -171,6 +215,38 @@ def test_maxima_are_computed_while_values_are_added(case: Case) -> None:
             assert "FMNMX" not in after
         # Where warps release blocks, no group waits for its warps between its products and the end of the step.
         assert options.by_warps == ("BAR.ARV" in after) == ("BAR.SYNC" not in before + after)
+
+
+@OF_THIS_TRITON
+@pytest.mark.compile
+@pytest.mark.parametrize("case", DROPPED)
+def test_dropout_draws_its_numbers_while_products_run(case: Case) -> None:
+    program = Forward(HOPPER_OP, spec_of(OP, case)).program({}, HOPPER)
+    assert program is not None
+    *_, forward = program.launches
+    for loop in loops_of_products(build(forward, program.arrays, HOPPER)):
+        scores = next(i for i, line in enumerate(loop) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line)
+        first = next(i for i, line in enumerate(loop) if "HGMMA" in line)
+        drawn = [i for i, line in enumerate(loop) if "IMAD.WIDE.U32" in line]
+        assert first < min(drawn)
+        assert max(drawn) < scores
+        assert not any("HGMMA" in line for line in loop[scores:])
+        # Rounds of calls of 8 numbers: in each two products, of which those of the first rounds are shared.
+        keys = forward.constants["OPTIONS"].keys
+        assert len(drawn) <= 12 * keys // 16
+
+
+@OF_THIS_TRITON
+@pytest.mark.compile
+@pytest.mark.parametrize("D", [64, 128])
+def test_a_bias_is_read_while_products_run_four_matrices_of_64_pairs_at_a_time(D: int) -> None:
+    program = Forward(HOPPER_OP, spec_of(OP, BIASES[f"full_{D}_bias"])).program({}, HOPPER)
+    assert program is not None
+    *_, forward = program.launches
+    for loop in loops_of_products(build(forward, program.arrays, HOPPER)):
+        reads = [i for i, line in enumerate(loop) if "LDSM" in line]
+        assert len(reads) == 64 * 128 // 4 // (4 * 64)  # of each warp
+        assert reads[-1] < next(i for i, line in enumerate(loop) if "WARPGROUP.DEPBAR" in line)
 
 
 @pytest.mark.compile
@@ -296,6 +372,33 @@ def test_an_array_that_no_descriptor_can_take_is_copied() -> None:
     assert copied((260 * 130, 130, 65, 1))
     assert copied((260 * 256, 256, 128, 2))
     assert copied(dense(shape), aligned=False)
+
+
+def test_a_bias_that_no_descriptor_can_take_is_copied() -> None:
+    def launches(keys: int, strides: tuple[int, ...] | None = None, *, aligned: bool = True, D: int = 64) -> list[Any]:
+        shape = (2, 4, 260, keys)
+        biased = spec_of(OP, case("call", (2, 260, keys, 4, 2, D), bias=shape, bias_dtype="bfloat16"))
+        layouts = {"bias": Layout(dense(shape) if strides is None else strides, aligned)}
+        program = Forward(HOPPER_OP, biased).program(layouts, HOPPER)
+        assert program is not None
+        return list(program.launches)
+
+    def copied(*how: Any, **more: Any) -> bool:
+        return [launch.kernel.__name__ for launch in launches(*how, **more)] == ["copy_bias", "forward"]
+
+    whole = 260 * 264
+    assert not copied(264)
+    assert not copied(264, D=128)
+    assert not copied(264, (0, whole, 264, 1))
+    assert not copied(264, (0, 0, 264, 1))
+    assert not copied(260, (4 * whole, whole, 264, 1))
+    assert copied(260)
+    assert copied(264, (4 * whole, whole, 1, 260))
+    assert copied(264, (4 * whole, whole, 0, 1))
+    assert copied(264, aligned=False)
+    expanded = launches(264, (0, whole, 264, 1))[-1]
+    assert expanded.descriptors["bias"].shape == (1, 4, 260, 264)
+    assert launches(260)[-1].descriptors["bias"].shape == (2, 4, 260, 260)
 
 
 class Scalars:

@@ -68,7 +68,7 @@ def fetch(arrays, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, O
         batch, head, first_q, queries, first_k, keys, at, outside = tile
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
-            write(tickets, number, QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high))
+            write(tickets, number, QueryTicket(1, batch, head, first_q, queries, first_k, keys, at, outside, low, high))
             for w in gl.static_range(2):
                 full = rings.q.full.index(w)
                 where = at_step(q, batch, first_q, at + w * OPTIONS.queries, queries, head)

@@ -7,7 +7,7 @@ any of its queries sees to the first. Its warps are of two kinds:
             of a block and add the values of the block before for one group, another one has its softmax
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -33,11 +33,22 @@ from retrograd.core.kernels.rings import (
     wait_full,
 )
 
-from ..device import LN2
-from .schedule import at_step, blocks_seen, first_tile, tile_after, tile_of_queries, tiles_of_head, unmasked
-from .scores import scores
+from ..arrays import Pairs
+from ..device import LN2, upscale
+from .dropout import Draw, for_product, kept, operand
+from .schedule import (
+    at_step,
+    blocks_seen,
+    first_tile,
+    rows_side_by_side,
+    tile_after,
+    tile_of_queries,
+    tiles_of_head,
+    unmasked,
+)
+from .scores import bias_of, read_bias, scores
 from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
-from .tickets import QueryTicket, has_tile, query_ticket, ring_of_tickets, write
+from .tickets import DropoutTicket, QueryTicket, has_tile, query_ticket, ring_of_tickets, write
 from .wgmma import (
     WARPS,
     Panels,
@@ -51,17 +62,20 @@ from .wgmma import (
 )
 
 FETCH_REGISTERS = gl.constexpr(40)
-FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
+FEWER_REGISTERS = gl.constexpr(24)  # beside three groups, or dropout
 
 
 class Rings(NamedTuple):
     """The blocks of the arrays that are copied to shared memory, those of q and k in panels of columns; each group of
     warps has stages of its own for q.
+
+    bias: for each group the blocks of its queries, which come and go with those of k; None without a bias.
     """
 
     q: Ring
     k: Ring
     v: Ring
+    bias: Any
 
 
 @gluon.jit
@@ -99,6 +113,19 @@ def load_k(k, batch, first_k, at, keys, group, ring, stage, PANELS: gl.constexpr
             tma_load(k, where, ring.full.index(stage), ring.blocks[panel].index(stage))
 
 
+@gluon.jit
+def load_bias(bias, batch, head, at, j, rings, stage, OPTIONS: gl.constexpr):
+    """Copy the bias of the tile from query `at` on and a block of keys from j on; an axis of size 1 has one block."""
+    QUERIES: gl.constexpr = bias.block_shape[2]
+    GROUPS: gl.constexpr = OPTIONS.groups
+    full = rings.k.full.index(stage)
+    mbarrier.expect(full, GROUPS * bias.block_type.nbytes)
+    for w in gl.static_range(GROUPS):
+        i = at + w * QUERIES if QUERIES > 1 else 0
+        where = [gl.minimum(batch, bias.shape[0] - 1), gl.minimum(head, bias.shape[1] - 1), i, j]
+        tma_load(bias, where, full, rings.bias[w].index(stage))
+
+
 @gluon.constexpr_function
 def in_place_of(blocks, array):
     """How many blocks of an array fit into the memory of others with as many steps."""
@@ -122,7 +149,44 @@ def q_panels(blocks, stage, PANELS: gl.constexpr):
 
 
 @gluon.jit
-def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS: gl.constexpr):
+def row_of(tile, runs_ptr, sizes):
+    """The row of the batch that a tile is in, and the first step of its sequence there."""
+    batch, first_q = tile.batch, tile.first_q
+    if runs_ptr is not None:  # first_q is a step of all rows
+        batch = first_q // sizes.queries
+        first_q -= batch * sizes.queries
+    return batch, first_q
+
+
+@gluon.jit
+def bias_of_sequence(bias, tile, runs_ptr, sizes):
+    """A bias of all pairs from the first query and key of a tile's sequence on, of its head."""
+    batch, first_q = row_of(tile, runs_ptr, sizes)
+    first_k = tile.first_k
+    if runs_ptr is not None:
+        first_k -= batch * sizes.keys
+    own = bias.pointer + gl.cast(batch, gl.int64) * bias.batch + gl.cast(tile.head, gl.int64) * bias.head
+    own += gl.cast(first_q, gl.int64) * bias.query + gl.cast(first_k, gl.int64) * bias.key
+    return Pairs(own, bias.batch, bias.head, bias.query, bias.key)
+
+
+@gluon.jit
+def fetch(
+    q,
+    k,
+    v,
+    bias,
+    rings,
+    tickets,
+    t,
+    tiles,
+    counter_ptr,
+    tile_list_ptr,
+    runs_ptr,
+    seed_ptr,
+    sizes,
+    OPTIONS: gl.constexpr,
+):
     """The producer: copies what the program's tiles need, and draws tickets for these."""
     WINDOW: gl.constexpr = OPTIONS.window
     GROUPS: gl.constexpr = OPTIONS.groups
@@ -134,9 +198,16 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, 
         next_t = tile_after(t, counter_ptr, sizes.drawn)
         tile = tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE)
         batch, head, first_q, queries, first_k, keys, at, outside = tile
+        if rings.bias is not None:
+            batch, head = rows_side_by_side(batch, head, sizes)
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
-            write(tickets, number, QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high))
+            ticket = QueryTicket(1, batch, head, first_q, queries, first_k, keys, at, outside, low, high)
+            if OPTIONS.dropped > 0:
+                row, start = row_of(ticket, runs_ptr, sizes)
+                write(tickets, number, ticket + DropoutTicket(gl.load(seed_ptr), row * sizes.heads + head, start))
+            else:
+                write(tickets, number, ticket)
             for w in gl.static_range(GROUPS):
                 stage = w * OPTIONS.queued + stage_of(number, OPTIONS.queued)
                 mbarrier.wait(rings.q.empty.index(stage), parity_of(number, OPTIONS.queued) ^ 1)
@@ -150,6 +221,8 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, 
                 j = (high - 1 - i) * OPTIONS.keys
                 stage = acquire_block(rings.k, n, K_FREE, OPTIONS)
                 load_k(k, batch, first_k, j, keys, group, rings.k, stage, PANELS)
+                if rings.bias is not None:
+                    load_bias(bias, batch, head, at, j, rings, stage, OPTIONS)
                 stage = acquire_block(rings.v, n, V_FREE, OPTIONS)
                 load_block(v, at_step(v, batch, first_k, j, keys, group), rings.v, stage)
                 n += 1
@@ -161,6 +234,7 @@ def fetch(q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, 
 @gluon.jit
 def attend(
     W: gl.constexpr,
+    bias,
     out,
     sinks,
     lse,
@@ -188,11 +262,14 @@ def attend(
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     OUT_SLOT: gl.constexpr = W * (staged.shape[0] // (2 if OPTIONS.groups == 2 else 4))
     none = gl.zeros([QUERIES, KEYS], gl.float32, S)
+    if rings.bias is not None:
+        rings = Rings(rings.q, rings.k, rings.v, rings.bias[W])
     n, number = 0, 0
     wait_full(tickets, 0)
     while has_tile(tickets, number):
         tile = query_ticket(tickets, number)
-        release(tickets, number)
+        if OPTIONS.dropped == 0:
+            release(tickets, number)
         queries, keys = tile.queries, tile.keys
         own = tile.at + W * QUERIES
         bottom, top = unmasked(own, queries, keys, tile.low, tile.high, WINDOW, QUERIES, KEYS)
@@ -207,24 +284,38 @@ def attend(
         k = panels_of(rings.k.blocks, stage_of(n, OPTIONS.stages), OPTIONS.panels)
         mbarrier.wait(rings.q.full.index(q_stage), parity_of(number, OPTIONS.queued))
         wait_full(rings.k, n)
-        s = warpgroup_mma_wait(0, deps=[over_panels(q, k, none, OPTIONS.size, OPTIONS.panels)])
+        s = over_panels(q, k, none, OPTIONS.size, OPTIONS.panels)
+        draw, bits = None, None
+        if OPTIONS.dropped > 0:
+            draw = Draw(tickets, number)
+            bits = kept(draw, i, tile.high - 1, KEYS, OPTIONS.dropped)
+        of_block, pairs = None, None
+        if rings.bias is not None:
+            of_block = bias_of(rings.bias.index(stage_of(n, OPTIONS.stages)), S)
+        elif OPTIONS.reads_bias:
+            pairs = bias_of_sequence(bias, tile, runs_ptr, sizes)
+            of_block = read_bias(pairs, i, tile.high - 1, queries, keys, KEYS, S)
+        s = warpgroup_mma_wait(0, deps=[s])
         release_block(rings.k, n, K_FREE, OPTIONS)
-        s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS)
-        largest, _before, p = softmax(s, largest, EXPONENT)
+        s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS, of_block)
+        largest, _before, p = softmax(s, largest, EXPONENT, of_block is not None)
         total = part_sums(p)
-        p = gl.convert_layout(p.to(TYPE), LEFT, assert_trivial=True)
+        p = for_product(p, bits, TYPE, LEFT)
         result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)
         sums = Sums(largest, total, result, p)
         for step in range(tile.high - 1 - tile.low):
             block = tile.high - 2 - step
             border = (block >= top) | (block < bottom)
-            sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS)
+            sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS, draw, pairs)
             n += 1
+        if OPTIONS.dropped > 0:
+            release(tickets, number)
         if not OUT_IN_Q:
             mbarrier.arrive(rings.q.empty.index(q_stage))
         stage = stage_of(n, OPTIONS.stages)
         wait_full(rings.v, n)
-        result = warpgroup_mma(sums.p, matrix(rings.v.blocks.index(stage)), sums.result, is_async=True)
+        p = operand(sums.p, TYPE, LEFT)
+        result = warpgroup_mma(p, matrix(rings.v.blocks.index(stage)), sums.result, is_async=True)
         n += 1
         number += 1
         wait_full(tickets, number)
@@ -236,7 +327,7 @@ def attend(
             whole += gl.where(sink > float("-inf"), gl.exp2((sink - sums.largest) * EXPONENT), 0.0)
         some = whole != 0
         whole = gl.where(some, whole, 1.0)
-        inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, R), assert_trivial=True)
+        inverse = gl.convert_layout(upscale(OPTIONS.dropped) / whole, gl.SliceLayout(1, R), assert_trivial=True)
         tma.store_wait(0)
         matrix(staged.index(OUT_SLOT)).store((result * inverse[:, None]).to(TYPE))
         fence_async_shared()
@@ -246,10 +337,7 @@ def attend(
             mbarrier.arrive(rings.q.empty.index(q_stage))
         logarithm = gl.where(some, gl.fma(sums.largest, EXPONENT, gl.log2(whole)) * LN2, float("-inf"))
         logarithm = gl.where(tile.outside != 0, 0.0, logarithm)  # results of steps of no sequence are 0
-        batch, first_q = tile.batch, tile.first_q
-        if runs_ptr is not None:  # first_q is a step of all rows
-            batch = first_q // sizes.queries
-            first_q -= batch * sizes.queries
+        batch, first_q = row_of(tile, runs_ptr, sizes)
         row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(tile.head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
     tma.store_wait(0)
@@ -257,10 +345,23 @@ def attend(
 
 @gluon.jit(do_not_specialize=["sizes"])
 def forward(
-    q, k, v, sinks, tile_list_ptr, runs_ptr, counter_ptr, out, lse, sizes, OPTIONS: gl.constexpr, OVERLAP: gl.constexpr
+    q,
+    k,
+    v,
+    bias,
+    sinks,
+    seed_ptr,
+    tile_list_ptr,
+    runs_ptr,
+    counter_ptr,
+    out,
+    lse,
+    sizes,
+    OPTIONS: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):
-    """q, k, v, out: tensor descriptors. tile_list: where sequences are packed or ids tell them apart; see
-    `schedule.list_tiles`. runs: of ids. counter: 0 at first, where tiles are drawn.
+    """q, k, v, out: tensor descriptors. bias: one, too, or an array with its strides. tile_list: where sequences are
+    packed or ids tell them apart; see `schedule.list_tiles`. runs: of ids. counter: 0 at first, where tiles are drawn.
     """
     STAGES: gl.constexpr = OPTIONS.stages
     GROUPS: gl.constexpr = OPTIONS.groups
@@ -276,10 +377,15 @@ def forward(
     else:
         staged = allocate(out, SLOTS)
     q_ring = ring_of(q_blocks, GROUPS * QUEUED, 1)
-    if OPTIONS.by_warps:
-        rings = Rings(q_ring, Ring(k_blocks, barriers(STAGES, 1), None), Ring(v_blocks, barriers(STAGES, 1), None))
+    if bias is not None and not OPTIONS.reads_bias:
+        # Both the copy of k and that of the bias arrive where a block is full.
+        own = (allocate(bias, STAGES), allocate(bias, STAGES))
+        rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS, 2), ring_of(v_blocks, STAGES, GROUPS), own)
+    elif OPTIONS.by_warps:
+        k_ring, v_ring = Ring(k_blocks, barriers(STAGES, 1), None), Ring(v_blocks, barriers(STAGES, 1), None)
+        rings = Rings(q_ring, k_ring, v_ring, None)
     else:
-        rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS))
+        rings = Rings(q_ring, ring_of(k_blocks, STAGES, GROUPS), ring_of(v_blocks, STAGES, GROUPS), None)
     tickets = ring_of_tickets(GROUPS)
     fence_async_shared()
     wait_for_previous(OVERLAP)
@@ -289,20 +395,56 @@ def forward(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
+                (attend, (0, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (1, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (
+                    fetch,
+                    (
+                        q,
+                        k,
+                        v,
+                        bias,
+                        rings,
+                        tickets,
+                        t,
+                        tiles,
+                        counter_ptr,
+                        tile_list_ptr,
+                        runs_ptr,
+                        seed_ptr,
+                        sizes,
+                        OPTIONS,
+                    ),
+                ),
             ],
             [WARPS, 1],
-            [OPTIONS.registers, FETCH_REGISTERS],
+            [OPTIONS.registers, FEWER_REGISTERS if OPTIONS.dropped > 0 else FETCH_REGISTERS],
         )
     else:
         gl.warp_specialize(
             [
-                (attend, (0, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (attend, (1, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (attend, (2, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (fetch, (q, k, v, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
+                (attend, (0, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (1, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (attend, (2, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
+                (
+                    fetch,
+                    (
+                        q,
+                        k,
+                        v,
+                        bias,
+                        rings,
+                        tickets,
+                        t,
+                        tiles,
+                        counter_ptr,
+                        tile_list_ptr,
+                        runs_ptr,
+                        seed_ptr,
+                        sizes,
+                        OPTIONS,
+                    ),
+                ),
             ],
             [WARPS, WARPS, 1],
             [OPTIONS.registers, OPTIONS.registers, FEWER_REGISTERS],

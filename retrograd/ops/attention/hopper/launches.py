@@ -18,8 +18,10 @@ from retrograd.core.program import (
     Layouts,
     Program,
     Scalar,
+    dense,
     layouts_of,
     read_in_place,
+    strides_of,
 )
 from retrograd.core.spec import Param, Pass, slot_count_of
 
@@ -33,10 +35,13 @@ from .backward_both import backward_both
 from .backward_dq import backward_dq
 from .backward_fused import backward_fused
 from .backward_pairs import HALF, backward_pairs
+from .bias import copy_bias
 from .delta import deltas, round_dq
 from .forward import forward as forward_kernel
 from .plan import (
     LEAST_SOFTCAP,
+    UNIT,
+    WIDEST_WITH_BIAS,
     BackwardPlan,
     ForwardPlan,
     WalksPlan,
@@ -44,12 +49,14 @@ from .plan import (
     has_tiles,
     in_one_group,
     planned,
+    sizes_of,
     steps_of,
     summed_columns,
     used_columns,
 )
 from .tuples import (
     BackwardOptions,
+    BiasSizes,
     DkDvOptions,
     DqOptions,
     Factors,
@@ -67,13 +74,14 @@ __all__ = ["backward", "factors_of", "forward", "planned", "suits", "swizzled"]
 ENTRY = schedule.ENTRY.value
 ALIGNED = schedule.ALIGNED.value
 TILES_AT_ONCE = 128  # of a program of `list_tiles`
+ROWS_OF_BIAS, KEYS_OF_BIAS = 32, 128  # of a program of `copy_bias`
 SWIZZLE = 128  # bytes of a row of shared memory that its layout permutes, at most
 ROUNDS = 4  # tiles of a program, at most, that it takes without drawing them
 
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     """Whether the kernels take the architecture, the dtype, the sizes of a head and the scale; in the backward pass the
-    algorithm, which for heads to 128 is "fused", for wider ones "split".
+    algorithm, which for heads to 128 is "fused", for wider ones "split", and no dropout.
     """
     if arch.name != "sm_90" or not arch.copies_tensors or spec.q.dtype not in ("bfloat16", "float16"):
         return False
@@ -81,11 +89,21 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
         return False
     if which == "bwd" and spec.backward not in ("auto", algorithm(spec)):
         return False
+    if which == "bwd" and spec.dropout_seed is not None:
+        return False
     if which == "bwd" and spec.softcap is not None and spec.softcap < LEAST_SOFTCAP:
         return False
     if spec.segmented and spec.batch * spec.queries >= LIMIT // 2:  # so that tiles are listed with 32 bits
         return False
+    if spec.bias is not None and not (which == "fwd" and _takes_bias(spec, spec.bias)):
+        return False
     return 0 not in spec.q.shape and 0 not in spec.k.shape
+
+
+def _takes_bias(spec: Spec, bias: Param) -> bool:
+    """Whether the forward pass takes a bias: in q's dtype, one for each key, of heads to 128, without dropout."""
+    narrow = max(sizes_of(spec)) <= WIDEST_WITH_BIAS
+    return narrow and bias.dtype == spec.q.dtype and bias.shape[3] == spec.keys and spec.dropout_seed is None
 
 
 def swizzled(columns: int, bits: int, axes: int) -> gl.NVMMASharedLayout:
@@ -94,7 +112,11 @@ def swizzled(columns: int, bits: int, axes: int) -> gl.NVMMASharedLayout:
 
 
 def factors_of(spec: Spec) -> Factors:
-    """What the scores of a call are multiplied by."""
+    """What the scores of a call are multiplied by. A bias is added as it is, to scores in units of 1."""
+    if spec.bias is not None:
+        if spec.softcap is not None:
+            return Factors(spec.factor / spec.softcap, spec.softcap, log2(e))
+        return Factors(None, spec.factor, log2(e))
     if spec.softcap is not None:
         return Factors(spec.factor / spec.softcap, spec.softcap * log2(e), 1.0)
     return Factors(None, None, spec.factor * log2(e))
@@ -107,6 +129,7 @@ def forward(
     inputs, layouts = _read(spec, names, layouts, arch)
     lists = _tile_lists(spec, {"q": plan.groups * plan.queries})
     scratch = (Array("counter", (1,), "int32", zeroed=_drawn(spec, plan)), *lists)
+    scratch += tuple(_padded_bias(spec, inputs, layouts, arch))
     own = _Launches(spec, inputs + outputs + scratch, layouts, arch)
     return Program(inputs, outputs, scratch, (*own.forward(plan),))
 
@@ -248,8 +271,38 @@ def _read(spec: Spec, names: tuple[str, ...], layouts: Layouts, arch: Arch) -> t
     return read_in_place(spec.params(names), layouts, in_place)
 
 
+def _padded_bias(spec: Spec, inputs: tuple[Array, ...], layouts: Layouts, arch: Arch) -> Iterator[Array]:
+    """The scratch array of a copy of the bias, where no tensor descriptor can take it: its rows are a multiple of 16
+    bytes long.
+    """
+    if spec.bias is not None and not _listed(spec) and _Launches(spec, inputs, layouts, arch).bias_in_place() is None:
+        *others, keys = spec.bias.shape
+        yield Array("padded_bias", (*others, -(-keys // UNIT) * UNIT), spec.bias.dtype)
+
+
 class _Launches(Launches):
     """Builds the launches of a pass."""
+
+    def bias_in_place(self) -> Descriptor | None:
+        """The descriptor of the bias; None where none can take it."""
+        array = self._array("bias")
+        own = strides_of("bias", array.shape, self.layouts)
+        if any(stride % UNIT for stride in own[:3]):  # of axes of size 1, too: the number of rows changes no launch
+            return None
+        # What a stride of 0 repeats is there once.
+        shape = tuple(1 if n < 2 and own[n] == 0 else size for n, size in enumerate(array.shape))
+        strides = self._strides_to_describe(array, shape, own)
+        return None if strides is None else Descriptor(shape, (*strides, 1), (1, 1, 1, 1))
+
+    def copy_bias(self) -> Launch:
+        """Copies the bias to rows that a tensor descriptor can take."""
+        assert self.spec.bias is not None
+        batch, heads, queries, keys = self.spec.bias.shape
+        tiles = -(-queries // ROWS_OF_BIAS) * -(-keys // KEYS_OF_BIAS)
+        sizes = BiasSizes(heads, queries, keys, self._array("padded_bias").shape[3])
+        constants = {"ROWS": ROWS_OF_BIAS, "KEYS": KEYS_OF_BIAS}
+        launch = self.launch(copy_bias, batch * heads * tiles, {"sizes": sizes}, constants)
+        return self._with(launch, padded_bias_ptr="padded_bias")
 
     def list_tiles(self, own: str, size: int) -> tuple[Launch, ...]:
         """Lists the tiles of so many packed queries, "q", or of keys, "k"."""
@@ -281,6 +334,12 @@ class _Launches(Launches):
         tiles = _tiles(spec, spec.queries, size)
         yield from self.of_runs()
         yield from self.list_tiles("q", size)
+        reads_bias = spec.bias is not None and _listed(spec)
+        bias, of_bias = None, None
+        if spec.bias is not None and not reads_bias:
+            bias, of_bias = self._bias(plan)
+            if of_bias != "bias":
+                yield self.copy_bias()
         steps = {"q": plan.queries, "k": plan.keys, "v": plan.keys, "out": plan.queries}
         rows, share = _rows(spec, spec.heads), spec.heads // spec.groups
         bytes_of_group = 2 * steps_of(spec, spec.keys) * (spec.head_size + spec.value_size)
@@ -300,15 +359,35 @@ class _Launches(Launches):
             registers=plan.registers,
             beside=plan.beside,
             by_warps=plan.by_warps,
+            reads_bias=reads_bias,
+            dropped=spec.threshold,
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)
         descriptors = self._described(steps)
+        if bias is not None:
+            descriptors["bias"] = bias
         if plan.panels > 1:
             width = used_columns(spec.head_size) // plan.panels
             descriptors |= {n: replace(descriptors[n], block=(*descriptors[n].block[:-1], width)) for n in "qk"}
         launch = self.launch(forward_kernel, grid, {"sizes": sizes}, constants, descriptors)
-        yield self._with(replace(launch, num_warps=4, allowed_spills=plan.spills), tile_list_ptr="tile_list_q")
+        launch = replace(launch, num_warps=4, allowed_spills=plan.spills)
+        if not reads_bias:
+            strided = {name: own for name, own in launch.strided.items() if name != "bias"}
+            launch = self._with(replace(launch, strided=strided), bias=of_bias)
+        yield self._with(launch, tile_list_ptr="tile_list_q")
+
+    def _bias(self, plan: ForwardPlan) -> tuple[Descriptor, str]:
+        """The descriptor of the bias, in blocks of a group's queries, and the array that it is of."""
+        found, name = self.bias_in_place(), "bias"
+        if found is None:
+            name = "padded_bias"
+            shape = self._array(name).shape
+            found = Descriptor((*shape[:3], self.spec.keys), dense(shape), ())
+        rows = plan.queries if found.shape[2] > 1 else 1
+        # One row is read as it is; rows are, without bank conflicts, in the layout that products of 16 bits have.
+        layout = swizzled(plan.keys, 16, 4) if rows > 1 else gl.NVMMASharedLayout(0, 16, rank=4)
+        return replace(found, block=(1, 1, rows, plan.keys), layout=layout), name
 
     def deltas(self) -> Launch:
         """Computes the numbers of queries that the walk reads, and parts of the gradient of sinks."""

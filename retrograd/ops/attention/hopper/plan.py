@@ -117,8 +117,11 @@ BACKWARD: dict[tuple[int, int], BackwardPlan | WalksPlan] = {
 SUMS = 320  # columns of dk and dv, at most, of which a thread's registers have sums beside results
 LEAST_SIZE = 32  # of a head: narrower ones would leave columns unused that their products cost
 WIDTH = 64  # of the columns that products take at once, of wider heads
+WIDEST_WITH_BIAS = 128  # columns of a head in tiles: beside wider ones there is no room for a bias
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
+DROPOUT_REGISTERS = 240  # of a thread that attends and draws numbers
+SPILLS_OF_DROPOUT = 16  # that tests allow, outside of loops of products
 LEAST_SOFTCAP = 0.1  # of the backward pass, which computes its derivative from probabilities
 
 
@@ -173,12 +176,20 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
     """The tiles of a pass.
 
     Bits depend on the sizes of a head alone. Three groups of warps have larger tiles than two, of which a mask, or the
-    end of few keys, leaves more unused.
+    end of few keys, leaves more unused, and no registers for the numbers of dropout.
     """
     if which == "bwd":
         return BACKWARD[sizes_of(spec)]
     plan = forward_tiles(spec.head_size, spec.value_size)
+    if spec.threshold:
+        return replace(plan, registers=DROPOUT_REGISTERS, spills=plan.spills + SPILLS_OF_DROPOUT)
     long = steps_of(spec, spec.keys) >= LONG
+    if spec.bias is not None:
+        plan = replace(plan, section=SECTION // 4)  # the bias, too, goes through the L2
+        if spec.packed or spec.segmented:  # read pair by pair
+            plan = replace(plan, spills=320)
+        # Two stages of it take 64 KB. With a window there are spills before the loop.
+        return replace(plan, queued=1, spills=max(16, plan.spills)) if max(sizes_of(spec)) > WIDTH else plan
     if max(sizes_of(spec)) <= WIDTH and spec.sides == (None, None) and long:
         return replace(plan, groups=3, registers=160, beside=True, by_warps=True)
     return plan

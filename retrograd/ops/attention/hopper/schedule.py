@@ -144,6 +144,13 @@ def tile_of_queries(t, tiles, tile_list_ptr, sizes, TILE: gl.constexpr):
 
 
 @gluon.jit
+def rows_side_by_side(batch, head, sizes):
+    """The batch and head of a row where all batches of a head come one after the other: they share a bias."""
+    row, batches = batch * sizes.heads + head, sizes.rows // sizes.heads
+    return row % batches, row // batches
+
+
+@gluon.jit
 def at_step(array, batch, first, at, count, head, column=0):
     """The coordinates of a tile in a tensor descriptor, see `passes.Launches.described`."""
     if len(array.block_shape) == 5:

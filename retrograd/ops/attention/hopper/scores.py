@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 from retrograd.core.kernels.gluon import lg2, reciprocal
 from retrograd.core.kernels.numerics import LOG2E, forget
 from retrograd.core.kernels.rings import stage_of
+from retrograd.core.kernels.warpgroups import in_fp32
 
 from .walk import step_of, walk_of
 
@@ -19,14 +20,41 @@ def bounded(s, FACTOR: gl.constexpr, CAP: gl.constexpr):
 
 
 @gluon.jit
-def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr):
+def bias_of(block, LAYOUT: gl.constexpr):
+    """A block of the bias of queries and keys in the layout of their products, or of keys alone, (1, keys)."""
+    QUERIES: gl.constexpr = block.shape[len(block.shape) - 2]
+    KEYS: gl.constexpr = block.shape[len(block.shape) - 1]
+    if QUERIES == 1:
+        return block.reshape([KEYS]).load(gl.SliceLayout(0, LAYOUT))[None, :]
+    else:
+        return block.reshape([QUERIES, KEYS]).load(LAYOUT)
+
+
+@gluon.jit
+def read_bias(bias, i, block, queries, keys, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The bias of queries i and a block of keys from memory; 0 after the queries and keys of the sequence.
+
+    bias: with its pointer at the first query and key of the sequence.
+    """
+    j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
+    places = (i.to(gl.int64) * bias.query)[:, None] + (j.to(gl.int64) * bias.key)[None, :]
+    return gl.load(bias.pointer + places, mask=(i < queries)[:, None] & (j < keys)[None, :], other=0.0)
+
+
+@gluon.jit
+def scores(s, i, block, border, queries, keys, OPTIONS: gl.constexpr, bias=None):
     """Scores from products: bounded, and -inf where a key is not visible; of queries i and a block of keys.
 
-    border: whether there are pairs that are not visible.
+    border: whether there are pairs that are not visible. bias: of the pairs, or None.
     """
     KEYS: gl.constexpr = s.shape[1]
     WINDOW: gl.constexpr = OPTIONS.window
-    if OPTIONS.factors.inside is not None:
+    if bias is not None:
+        if OPTIONS.factors.inside is not None:
+            s = bounded(s, OPTIONS.factors.inside, OPTIONS.factors.cap) + in_fp32(bias)
+        else:
+            s = gl.fma(s, OPTIONS.factors.cap, in_fp32(bias))
+    elif OPTIONS.factors.inside is not None:
         s = bounded(s, OPTIONS.factors.inside, OPTIONS.factors.cap)
     if border:
         j = block * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))

@@ -20,11 +20,26 @@ class QueryTicket(NamedTuple):
     head: Any
     first_q: Any
     queries: Any
+    first_k: Any
     keys: Any
     at: Any
     outside: Any
     low: Any
     high: Any
+
+
+class DropoutTicket(NamedTuple):
+    """What dropout draws numbers by, after `QueryTicket` in a ticket.
+
+    Attributes:
+        seed: of the call.
+        row: the number of the head in all rows of the batch.
+        start: the first step of the sequence in its row.
+    """
+
+    seed: Any
+    row: Any
+    start: Any
 
 
 class KeyTicket(NamedTuple):
@@ -79,6 +94,12 @@ def index_of(kind, name):
     return kind._fields.index(name)
 
 
+@gluon.constexpr_function
+def behind(before, kind, name):
+    """The index of a number in a kind of ticket that comes after another one."""
+    return len(before._fields) + index_of(kind, name)
+
+
 @gluon.jit
 def has_tile(tickets, number):
     """Whether ticket `number` has a tile; the last one has only the number 0."""
@@ -92,6 +113,12 @@ def of_queries(tickets, number, NAME: gl.constexpr):
 
 
 @gluon.jit
+def of_dropout(tickets, number, NAME: gl.constexpr):
+    """A number that dropout draws numbers by, by its name in `DropoutTicket`."""
+    return read(tickets, number, behind(QueryTicket, DropoutTicket, NAME))
+
+
+@gluon.jit
 def of_keys(tickets, number, NAME: gl.constexpr):
     """A number of a tile of keys, by its name in `KeyTicket`."""
     return read(tickets, number, index_of(KeyTicket, NAME))
@@ -102,7 +129,7 @@ def query_ticket(tickets, number):
     """Ticket `number`, of a tile of queries."""
     batch, head = of_queries(tickets, number, "batch"), of_queries(tickets, number, "head")
     first_q, queries = of_queries(tickets, number, "first_q"), of_queries(tickets, number, "queries")
-    keys, at = of_queries(tickets, number, "keys"), of_queries(tickets, number, "at")
-    outside, low = of_queries(tickets, number, "outside"), of_queries(tickets, number, "low")
-    high = of_queries(tickets, number, "high")
-    return QueryTicket(1, batch, head, first_q, queries, keys, at, outside, low, high)
+    first_k, keys = of_queries(tickets, number, "first_k"), of_queries(tickets, number, "keys")
+    at, outside = of_queries(tickets, number, "at"), of_queries(tickets, number, "outside")
+    low, high = of_queries(tickets, number, "low"), of_queries(tickets, number, "high")
+    return QueryTicket(1, batch, head, first_q, queries, first_k, keys, at, outside, low, high)

@@ -17,13 +17,27 @@ class Factors(NamedTuple):
 
     Attributes:
         inside: of products in the tanh of a softcap; None without one.
-        cap: of that tanh.
+        cap: of that tanh; with a bias, of products without one, too.
         exponent: of scores, in exponents of 2.
     """
 
     inside: float | None
     cap: float | None
     exponent: float
+
+
+class BiasSizes(NamedTuple):
+    """Sizes for `copy_bias`.
+
+    Attributes:
+        heads: of the bias, and `queries` and `keys`, 1 where all share it.
+        pitch: distance of the rows of the copy.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    pitch: int
 
 
 class QuerySizes(NamedTuple):
@@ -98,6 +112,8 @@ class ForwardOptions(NamedTuple):
         registers: of a thread that attends.
         beside: whether values are added beside the exponentials, and not before them.
         by_warps: whether warps release blocks one by one, and not groups.
+        reads_bias: whether threads read the bias themselves: TMA cannot where a sequence may begin at any key.
+        dropped: pairs are dropped whose number, of 2^16, is below it.
     """
 
     window: Window
@@ -112,6 +128,8 @@ class ForwardOptions(NamedTuple):
     registers: int
     beside: bool
     by_warps: bool
+    reads_bias: bool
+    dropped: int
 
 
 class KeySizes(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from checks import contract
 from checks.interpreter import interpreted
 from gluon_in_python import emulated
 
+import retrograd
+from retrograd.ops.attention import reference
 from retrograd.ops.attention.cases import case, ids
 from retrograd.ops.infos import info
 from retrograd.testing.compare import assert_same_bits
@@ -52,12 +55,31 @@ CASES = {
     "other_values": case("other_values", (1, 140, 140, 2, 1, 256), value=128, dtype="float16", causal=True),
     "apart_packed": case("apart_packed", (1, 300, 320, 2, 1, 136), dtype="float16", window=(40, 200), return_lse=True,
                          packed=((2, 3, 120, 296), (0, 7, 150, 308))),
+    "bias": case("bias", (2, 150, 200, 4, 2, 64), dtype="float16", bias=(1, 4, 150, 200), bias_dtype="float16",
+                 sinks=True, return_lse=True),
+    "bias_copied": case("bias_copied", (2, 140, 141, 2, 1, 128), dtype="float16", bias=(2, 1, 140, 141),
+                        bias_dtype="float16", causal=True, return_lse=True),
+    "bias_of_keys": case("bias_of_keys", (2, 70, 304, 2, 2, 64), dtype="float16", bias=(2, 1, 1, 304),
+                         bias_dtype="float16", window=(100, 40), softcap=2.0),
+    "bias_packed": case("bias_packed", (1, 300, 320, 2, 1, 64), dtype="float16", bias=(1, 2, 300, 320),
+                        bias_dtype="float16", window=(40, 200), packed=((2, 3, 120, 296), (0, 7, 150, 308)),
+                        return_lse=True),
+    "bias_segments": case("bias_segments", (2, 90, 90, 2, 1, 64), dtype="float16", bias=(2, 1, 90, 90),
+                          bias_dtype="float16", segments=(ids((1, 20), (0, 70)), ids((3, 60), (-1, 9), (4, 21)))),
     "segments_of_a_step": case("segments_of_a_step", (1, 30, 30, 1, 1, 64), dtype="float16",
                                segments=(tuple(range(30)),)),
+    "dropout": case("dropout", (2, 150, 270, 2, 1, 64), dtype="float16", causal=True, seed=-7, dropout_p=0.3,
+                    return_lse=True),
+    "dropout_most": case("dropout_most", (1, 140, 140, 2, 2, 128), dtype="float16", seed=5, dropout_p=0.7),
+    "dropout_wider": case("dropout_wider", (1, 90, 140, 1, 1, 256), dtype="float16", seed=5, dropout_p=0.1),
+    "dropout_packed": case("dropout_packed", (1, 300, 320, 2, 1, 32), dtype="float16", window=(40, 200), seed=3,
+                           packed=((2, 3, 120, 296), (0, 7, 150, 308)), dropout_p=0.2),
+    "dropout_segments": case("dropout_segments", (2, 90, 90, 2, 1, 64), dtype="float16", sinks=True, seed=9,
+                             dropout_p=0.5, segments=(ids((1, 20), (0, 70)), ids((3, 60), (-1, 9), (4, 21)))),
 }  # fmt: skip
 
 
-QUICK = ("groups", "fewer_keys_sinks", "packed_keys", "segments")
+QUICK = ("groups", "fewer_keys_sinks", "packed_keys", "segments", "dropout_segments", "bias_of_keys")
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
 
@@ -80,8 +102,72 @@ def test_a_nan_in_a_query_is_one_in_its_result_and_its_gradient(name: str, seed:
         assert not found[result][0, 4].isnan().any(), result
 
 
+def with_bias(inputs: dict[str, Any], bias: torch.Tensor, seed: int, **more: Any) -> torch.Tensor:
+    """The result and lse side by side."""
+    with interpreted("sm_90"), emulated(seed):
+        out, lse = retrograd.attention(**inputs, bias=bias, return_lse=True, **more)
+    return torch.cat([out.float(), lse.transpose(1, 2)[..., None]], 3)
+
+
+def test_keys_are_hidden_by_a_bias(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    inputs: dict[str, Any] = {name: torch.randn(1, 140, 2, 64, generator=generator).half() for name in "qkv"}
+    bias = torch.randn(1, 1, 140, 140, generator=generator).half()
+    bias[..., 130:] = torch.finfo(bias.dtype).min
+    bias[..., 3:9] = bias[..., 20, :] = -torch.inf
+    found = with_bias(inputs, bias, seed)
+    assert (found[:, 20, :, :-1] == 0).all()
+    assert (found[:, 20, :, -1] == -torch.inf).all()
+    seen = [*range(3), *range(9, 130)]
+    kept = {name: array if name == "q" else array[:, seen] for name, array in inputs.items()}
+    out, lse = reference.attention(**kept, bias=bias[..., seen], return_lse=True)
+    torch.testing.assert_close(found[..., :-1], out.float(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(found[..., -1], lse.transpose(1, 2), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("D", [64, pytest.param(128, marks=pytest.mark.slow)])
+def test_strides_of_a_bias_and_the_number_of_queries_change_no_bits(D: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    inputs: dict[str, Any] = {name: torch.randn(2, 150, 2, D, generator=generator).half() for name in "qkv"}
+    one = torch.randn(1, 2, 150, 150, generator=generator).half()
+    expected = with_bias(inputs, one, seed, causal=True)
+    wide = torch.zeros(2, 2, 160, 160).half()
+    wide[..., :150, :150] = one
+    for other in (one.expand(2, 2, 150, 150), wide[:, :, :150, :150], one.mT.contiguous().mT):
+        assert_same_bits({"found": with_bias(inputs, other, seed, causal=True)}, {"found": expected}, "strides")
+    kept = {name: array[:, 149:] if name == "q" else array for name, array in inputs.items()}
+    assert_same_bits(
+        {"found": with_bias(kept, one[:, :, 149:], seed, causal=True)}, {"found": expected[:, 149:]}, "one"
+    )
+    kept = {name: array[:, 100:101] if name == "q" else array[:, :101] for name, array in inputs.items()}
+    cut = one[:, :, 100:101, :101]
+    assert_same_bits({"found": with_bias(kept, cut, seed, causal=True)}, {"found": expected[:, 100:101]}, "fewer keys")
+    row = one[:, :, :1]
+    expected = with_bias(inputs, row.expand(1, 2, 150, 150), seed, causal=True)
+    assert_same_bits({"found": with_bias(inputs, row, seed, causal=True)}, {"found": expected}, "a row that all share")
+
+
+@pytest.mark.parametrize("D", [64, pytest.param(128, marks=pytest.mark.slow)])
+def test_sequences_side_by_side_with_a_bias_have_the_bits_of_each_alone(D: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    inputs: dict[str, Any] = {name: torch.randn(1, 190, 2, D, generator=generator).half() for name in "qkv"}
+    bias = torch.randn(1, 2, 190, 190, generator=generator).half()
+    bounds = (0, 33, 180, 190)
+    ends = torch.tensor(bounds, dtype=torch.int32)
+    packed = with_bias(inputs, bias, seed, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    numbers = torch.repeat_interleave(torch.arange(3, dtype=torch.int32), torch.diff(ends))[None]
+    apart = with_bias(inputs, bias, seed, causal=True, segment_ids=numbers)
+    for first, end in pairwise(bounds):
+        own = {name: array[:, first:end] for name, array in inputs.items()}
+        alone = with_bias(own, bias[..., first:end, first:end], seed, causal=True)
+        for found in (packed, apart):
+            assert_same_bits({"found": found[:, first:end]}, {"found": alone}, f"{first} to {end}")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["causal", "groups", "window", "segments", "narrow", "wider_packed", "apart_packed"])
+@pytest.mark.parametrize(
+    "name", ["causal", "groups", "window", "segments", "narrow", "bias", "wider_packed", "apart_packed"]
+)
 def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
     found: list[Any] = []
     inputs, gradients = contract.drawn(ON_HOPPER, CASES[name], "cpu", seed)
@@ -97,7 +183,7 @@ def test_another_order_gives_the_same_bits(name: str, seed: int) -> None:
     [
         *((contract.check_packed, name) for name in ("packed", "packed_keys", "wider_packed")),
         *((contract.check_outside, name) for name in ("packed", "packed_keys", "segments", "wider_segments")),
-        *((contract.check_batch_invariance, name) for name in ("causal", "segments", "full", "wider_keys")),
+        *((contract.check_batch_invariance, name) for name in ("causal", "segments", "full", "wider_keys", "bias")),
         *((contract.check_structures, name) for name in ("packed", "segments_of_a_step", "fewer_keys")),
     ],
     ids=lambda each: getattr(each, "__name__", each),

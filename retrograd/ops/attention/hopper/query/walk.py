@@ -85,7 +85,7 @@ def walk(q, k, v, after_ptr, out_ptr, sizes, OPTIONS: gl.constexpr, OVERLAP: gl.
     v_blocks = allocate(v, STAGES)
     COLUMNS: gl.constexpr = v_blocks.shape[len(v_blocks.shape) - 1]
     of_q = Ring(allocate(q, 1), barriers(1, 1), None)
-    rings = Rings(of_q, ring_of(k_blocks, STAGES, 1), ring_of(v_blocks, STAGES, 1))
+    rings = Rings(of_q, ring_of(k_blocks, STAGES, 1), ring_of(v_blocks, STAGES, 1), None)
     fence_async_shared()
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
