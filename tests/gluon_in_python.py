@@ -467,34 +467,14 @@ def scan(x: Any, axis: int, _operation: Any) -> Any:
     return sums.view(Array), before.view(Array)
 
 
-def cast(x: Any, dtype: Any) -> Any:
-    """A scalar of another type; unsigned ones are tensors of one element, since they wrap."""
-    return np.array([x]).astype(dtype).view(Array) if dtype is np.uint32 else int(x)
-
-
-def wide_product(x: Any, factor: int, _in_ptx: bool) -> tuple[Any, Any]:
-    both = x.astype(np.uint64) * np.uint64(factor)
-    return (both >> np.uint64(32)).astype(np.uint32), both.astype(np.uint32)
-
-
-def kept_halves(word: Any, dropped: int) -> Any:
-    halves = np.ascontiguousarray(word)[..., None].view(np.uint16)
-    return (np.where(halves >= dropped, 0xFFFF, 0).astype(np.uint16).view(np.int32)[..., 0]).view(Array)
-
-
-def two_kept(left: Any, right: Any, bits: Any, dtype: Any) -> Any:
-    both = np.stack([left, right], -1).astype(dtype).view(np.int32)[..., 0] & bits
-    return both.view(Array)
-
-
 def static_assert(condition: bool) -> None:
     assert condition
 
 
 layouts.get_default_for = layouts  # type: ignore[attr-defined]
 GL = SimpleNamespace(
-    int16=np.int16, int32=np.int32, int64=np.int64, uint32=np.uint32, float32=np.float32, constexpr=None,
-    static_range=range, num_warps=lambda: 4, static_assert=static_assert,
+    int16=np.int16, int32=np.int32, int64=np.int64, float32=np.float32, constexpr=None, static_range=range,
+    num_warps=lambda: 4, static_assert=static_assert,
     BlockedLayout=layouts, SliceLayout=layouts, NVMMADistributedLayout=layouts, DotOperandLayout=layouts,
     SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, DistributedLinearLayout=layouts,
     allocate_shared_memory=allocate, broadcast=lambda a, b: tuple(x.view(Array) for x in np.broadcast_arrays(a, b)),
@@ -503,11 +483,10 @@ GL = SimpleNamespace(
     arange=lambda start, end, _: np.arange(start, end).view(Array),
     convert_layout=lambda x, _, assert_trivial=False: x, reshape=lambda x, shape: x.reshape(shape),
     expand_dims=np.expand_dims, join=lambda a, b: np.stack(np.broadcast_arrays(a, b), -1).view(Array),
-    cdiv=lambda a, b: -(-a // b), cast=cast, where=quiet(np.where), minimum=quiet(np.minimum),
+    cdiv=lambda a, b: -(-a // b), cast=lambda x, dtype: int(x), where=quiet(np.where), minimum=quiet(np.minimum),
     maximum=quiet(np.maximum), exp2=exponential, rsqrt=quiet(lambda x: 1 / np.sqrt(x)), log2=quiet(np.log2),
     fma=quiet(lambda a, b, c: np.asarray(a * np.float32(b) + c, np.float32)), load=load, store=store,
     atomic_add=atomic_add, max=lambda x, axis: array(np.max(x, axis)), sum=summed,
-    xor_sum=lambda x, axis: np.bitwise_xor.reduce(x, axis).view(Array),
     associative_scan=scan,
     warp_specialize=specialize, to_tensor=lambda value: value,
     program_id=lambda axis: current.thread.program, num_programs=lambda axis: machine().programs,
@@ -543,10 +522,6 @@ NAMES: dict[str, Any] = {
     "lg2": quiet(np.log2),
     "reciprocal": quiet(lambda x: np.float32(1) / x),
     "before_waits": lambda x: x,
-    "behind_products": lambda number: number,
-    "wide_product": wide_product,
-    "kept_halves": kept_halves,
-    "two_kept": two_kept,
     "arrive": named_arrive,
     "sync": named_sync,
     "read_turn": read_turn,

@@ -57,16 +57,3 @@ def before_waits(x):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def behind_products(number):
-    """A scalar, for an address: what is read there, and all that follows from it, comes after the products before it
-    in the program have begun.
-
-    The assembler begins products late where it sees other work. It does not read memory before a barrier of a warp,
-    which is no instruction where a warp's threads are together.
-    """
-    return gl.inline_asm_elementwise(
-        "{ bar.warp.sync 0xffffffff; mov.b32 $0, $1; }", "=r,r", [number], dtype=number.dtype, is_pure=False, pack=1
-    )

@@ -3,10 +3,7 @@
 import triton
 import triton.language as tl
 
-from .op import FORMS
-
 LN2 = tl.constexpr(0.6931471805599453)
-ROUNDS = tl.constexpr(7)
 
 
 @triton.jit
@@ -48,41 +45,3 @@ def store_steps(array, values, batch, first, step, count, head, column, COLUMNS:
         offsets = (first + step).to(tl.int64)[:, None] * array.step + column.to(tl.int64)[None, :] * array.column
         mask = ((step >= 0) & (step < count))[:, None] & (column < COLUMNS)[None, :]
         tl.store(start + offsets, values.to(array.pointer.dtype.element_ty), mask=mask)
-
-
-@triton.constexpr_function
-def upscale(DROPPED):
-    """The factor of what dropout keeps."""
-    return 1.0 / (1.0 - DROPPED / FORMS)
-
-
-@triton.jit
-def wide_product(x, FACTOR: tl.constexpr, IN_PTX: tl.constexpr):
-    """The high and the low word of x FACTOR; in PTX by one instruction, which the compiler would take apart."""
-    if IN_PTX:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b64 both; mul.wide.u32 both, $2, $3; mov.b64 {$1, $0}, both; }",
-            "=r,=r,r,r",
-            [x, tl.cast(FACTOR, tl.uint32)],
-            dtype=(tl.uint32, tl.uint32),
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        return tl.umulhi(x, tl.cast(FACTOR, tl.uint32)), x * tl.cast(FACTOR, tl.uint32)
-
-
-@triton.jit
-def philox(a, b, c, d, key, IN_PTX: tl.constexpr):
-    """The four words of each counter (a, b, c, d), whose parts may have other shapes; all is uint32.
-
-    What follows from some parts of the counter alone is computed in their shape.
-    """
-    other = tl.cast(0, tl.uint32)
-    for _ in tl.static_range(ROUNDS):
-        high, low = wide_product(a, 0xD2511F53, IN_PTX)
-        higher, lower = wide_product(c, 0xCD9E8D57, IN_PTX)
-        a, b, c, d = higher ^ b ^ key, lower, high ^ d ^ other, low
-        key = key + tl.cast(0x9E3779B9, tl.uint32)
-        other = other + tl.cast(0xBB67AE85, tl.uint32)
-    return a, b, c, d

@@ -306,8 +306,7 @@ OP = Op(
         Implementation(
             f"{__package__}.hopper",
             takes=names(
-                "q k v bias sinks dropout_seed cu_seqlens_q cu_seqlens_k segment_ids "
-                "causal window scale softcap dropout_p return_lse backward"
+                "q k v bias sinks cu_seqlens_q cu_seqlens_k segment_ids causal window scale softcap return_lse backward"
             ),
             places=names("dq dk dv"),
         ),

@@ -22,7 +22,6 @@ NAMED = (
     "size_64_packed",
     "size_64_bias",
     "size_128_window",
-    "size_128_dropout",
     "size_128_bias",
     "size_192_128",
     "size_256",

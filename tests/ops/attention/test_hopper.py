@@ -58,8 +58,6 @@ def taken(spec: Spec, arch: Arch = HOPPER, which: Pass = "fwd") -> bool:
         {"packed": (BOUNDS, BOUNDS)},
         {"segments": ((0,) * 260,)},
         {"backward": "fused"},
-        {"seed": 1, "dropout_p": 0.1},
-        {"D": 256, "seed": 1, "dropout_p": 0.9, "causal": True},
         {"bias": (1, 4, 260, 260), "bias_dtype": "bfloat16"},
         {"D": 128, "bias": (1, 1, 1, 260), "bias_dtype": "bfloat16", "softcap": 3.0},
         {"bias": (1, 4, 260, 260), "bias_dtype": "bfloat16", "packed": (BOUNDS, BOUNDS)},
@@ -82,9 +80,9 @@ def test_it_takes(how: dict[str, Any]) -> None:
         {"dtype": "float32"},
         {"bias": (1, 4, 260, 260)},
         {"bias": (1, 4, 260, 1), "bias_dtype": "bfloat16"},
-        {"bias": (1, 4, 260, 260), "bias_dtype": "bfloat16", "seed": 1, "dropout_p": 0.1},
         {"D": 192, "value": 128, "bias": (1, 4, 260, 260), "bias_dtype": "bfloat16"},
         {"slopes": (4,)},
+        {"seed": 1, "dropout_p": 0.1},
         {"scale": -0.3},  # the largest score is that of the largest product
         {"scale": 0.0},
     ],
@@ -107,11 +105,6 @@ def test_the_other_backward_algorithm_is_left_to_the_portable_kernels() -> None:
 
 def test_a_softcap_whose_derivative_is_lost_in_lse_is_left_to_the_portable_kernels() -> None:
     assert [taken(spec(softcap=cap), which="bwd") for cap in (0.01, 0.1, 50.0)] == [False, True, True]
-
-
-def test_the_backward_pass_of_dropout_is_left_to_the_portable_kernels() -> None:
-    for D in (64, 128, 256):
-        assert [taken(spec(D, seed=1, dropout_p=0.1), which=which) for which in ("fwd", "bwd")] == [True, False]
 
 
 def test_wide_heads_with_ids_are_split_whatever_the_algorithm() -> None:
@@ -157,19 +150,6 @@ BIASES = {
 WALKS = ("backward_fused", "backward_pairs", "backward_dq", "backward_both", "backward_apart")
 QUICK = ("causal_128_128",)  # the others are slow
 EACH = [pytest.param(c, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, c in CASES.items()]
-DROPOUT: dict[str, dict[str, Any]] = {
-    "dropout": {"causal": True, "dropout_p": 0.1},
-    "dropout_segments": {"softcap": 3.0, "sinks": True, "segments": ((0,) * 260,), "dropout_p": 0.6},
-}
-DROPPED = [
-    pytest.param(
-        case(name, (1, 260, 260, 4, 2, D), value=V, seed=1, **how),
-        id=f"{name}_{D}_{V}",
-        marks=() if (name, D) == ("dropout", 128) else pytest.mark.slow,
-    )
-    for D, V in FORWARD
-    for name, how in DROPOUT.items()
-]
 WITH_BIAS = [
     pytest.param(c, id=name, marks=() if name == "full_128_bias" else pytest.mark.slow) for name, c in BIASES.items()
 ]
@@ -188,7 +168,7 @@ def check(compiled: Any, allowed_spills: int) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", EACH + DROPPED + WITH_BIAS)
+@pytest.mark.parametrize("case", EACH + WITH_BIAS)
 def test_products_run_beside_the_softmax(case: Case) -> None:
     program = Forward(HOPPER_OP, spec_of(OP, case)).program({}, HOPPER)
     assert program is not None
@@ -197,7 +177,7 @@ def test_products_run_beside_the_softmax(case: Case) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", EACH + DROPPED + WITH_BIAS)
+@pytest.mark.parametrize("case", EACH + WITH_BIAS)
 def test_maxima_are_computed_while_values_are_added(case: Case) -> None:
     spec = spec_of(OP, case)
     program = Forward(HOPPER_OP, spec).program({}, HOPPER)
@@ -215,25 +195,6 @@ def test_maxima_are_computed_while_values_are_added(case: Case) -> None:
             assert "FMNMX" not in after
         # Where warps release blocks, no group waits for its warps between its products and the end of the step.
         assert options.by_warps == ("BAR.ARV" in after) == ("BAR.SYNC" not in before + after)
-
-
-@OF_THIS_TRITON
-@pytest.mark.compile
-@pytest.mark.parametrize("case", DROPPED)
-def test_dropout_draws_its_numbers_while_products_run(case: Case) -> None:
-    program = Forward(HOPPER_OP, spec_of(OP, case)).program({}, HOPPER)
-    assert program is not None
-    *_, forward = program.launches
-    for loop in loops_of_products(build(forward, program.arrays, HOPPER)):
-        scores = next(i for i, line in enumerate(loop) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line)
-        first = next(i for i, line in enumerate(loop) if "HGMMA" in line)
-        drawn = [i for i, line in enumerate(loop) if "IMAD.WIDE.U32" in line]
-        assert first < min(drawn)
-        assert max(drawn) < scores
-        assert not any("HGMMA" in line for line in loop[scores:])
-        # Rounds of calls of 8 numbers: in each two products, of which those of the first rounds are shared.
-        keys = forward.constants["OPTIONS"].keys
-        assert len(drawn) <= 12 * keys // 16
 
 
 @OF_THIS_TRITON

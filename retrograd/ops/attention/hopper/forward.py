@@ -34,8 +34,7 @@ from retrograd.core.kernels.rings import (
 )
 
 from ..arrays import Pairs
-from ..device import LN2, upscale
-from .dropout import Draw, for_product, kept, operand
+from ..device import LN2
 from .schedule import (
     at_step,
     blocks_seen,
@@ -48,7 +47,7 @@ from .schedule import (
 )
 from .scores import bias_of, read_bias, scores
 from .softmax import K_FREE, V_FREE, Sums, add_block, part_sums, release_block, softmax
-from .tickets import DropoutTicket, QueryTicket, has_tile, query_ticket, ring_of_tickets, write
+from .tickets import QueryTicket, has_tile, query_ticket, ring_of_tickets, write
 from .wgmma import (
     WARPS,
     Panels,
@@ -62,7 +61,7 @@ from .wgmma import (
 )
 
 FETCH_REGISTERS = gl.constexpr(40)
-FEWER_REGISTERS = gl.constexpr(24)  # beside three groups, or dropout
+FEWER_REGISTERS = gl.constexpr(24)  # beside three groups
 
 
 class Rings(NamedTuple):
@@ -171,22 +170,7 @@ def bias_of_sequence(bias, tile, runs_ptr, sizes):
 
 
 @gluon.jit
-def fetch(
-    q,
-    k,
-    v,
-    bias,
-    rings,
-    tickets,
-    t,
-    tiles,
-    counter_ptr,
-    tile_list_ptr,
-    runs_ptr,
-    seed_ptr,
-    sizes,
-    OPTIONS: gl.constexpr,
-):
+def fetch(q, k, v, bias, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS: gl.constexpr):
     """The producer: copies what the program's tiles need, and draws tickets for these."""
     WINDOW: gl.constexpr = OPTIONS.window
     GROUPS: gl.constexpr = OPTIONS.groups
@@ -202,12 +186,7 @@ def fetch(
             batch, head = rows_side_by_side(batch, head, sizes)
         if queries > 0:
             low, high = blocks_seen(at, queries, keys, WINDOW, TILE, OPTIONS.keys)
-            ticket = QueryTicket(1, batch, head, first_q, queries, first_k, keys, at, outside, low, high)
-            if OPTIONS.dropped > 0:
-                row, start = row_of(ticket, runs_ptr, sizes)
-                write(tickets, number, ticket + DropoutTicket(gl.load(seed_ptr), row * sizes.heads + head, start))
-            else:
-                write(tickets, number, ticket)
+            write(tickets, number, QueryTicket(1, batch, head, first_q, queries, first_k, keys, at, outside, low, high))
             for w in gl.static_range(GROUPS):
                 stage = w * OPTIONS.queued + stage_of(number, OPTIONS.queued)
                 mbarrier.wait(rings.q.empty.index(stage), parity_of(number, OPTIONS.queued) ^ 1)
@@ -268,8 +247,7 @@ def attend(
     wait_full(tickets, 0)
     while has_tile(tickets, number):
         tile = query_ticket(tickets, number)
-        if OPTIONS.dropped == 0:
-            release(tickets, number)
+        release(tickets, number)
         queries, keys = tile.queries, tile.keys
         own = tile.at + W * QUERIES
         bottom, top = unmasked(own, queries, keys, tile.low, tile.high, WINDOW, QUERIES, KEYS)
@@ -285,10 +263,6 @@ def attend(
         mbarrier.wait(rings.q.full.index(q_stage), parity_of(number, OPTIONS.queued))
         wait_full(rings.k, n)
         s = over_panels(q, k, none, OPTIONS.size, OPTIONS.panels)
-        draw, bits = None, None
-        if OPTIONS.dropped > 0:
-            draw = Draw(tickets, number)
-            bits = kept(draw, i, tile.high - 1, KEYS, OPTIONS.dropped)
         of_block, pairs = None, None
         if rings.bias is not None:
             of_block = bias_of(rings.bias.index(stage_of(n, OPTIONS.stages)), S)
@@ -300,22 +274,19 @@ def attend(
         s = scores(s, i, tile.high - 1, True, queries, keys, OPTIONS, of_block)
         largest, _before, p = softmax(s, largest, EXPONENT, of_block is not None)
         total = part_sums(p)
-        p = for_product(p, bits, TYPE, LEFT)
+        p = gl.convert_layout(p.to(TYPE), LEFT, assert_trivial=True)
         result = gl.zeros([QUERIES, COLUMNS], gl.float32, R)
         sums = Sums(largest, total, result, p)
         for step in range(tile.high - 1 - tile.low):
             block = tile.high - 2 - step
             border = (block >= top) | (block < bottom)
-            sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS, draw, pairs)
+            sums = add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS, pairs)
             n += 1
-        if OPTIONS.dropped > 0:
-            release(tickets, number)
         if not OUT_IN_Q:
             mbarrier.arrive(rings.q.empty.index(q_stage))
         stage = stage_of(n, OPTIONS.stages)
         wait_full(rings.v, n)
-        p = operand(sums.p, TYPE, LEFT)
-        result = warpgroup_mma(p, matrix(rings.v.blocks.index(stage)), sums.result, is_async=True)
+        result = warpgroup_mma(sums.p, matrix(rings.v.blocks.index(stage)), sums.result, is_async=True)
         n += 1
         number += 1
         wait_full(tickets, number)
@@ -327,7 +298,7 @@ def attend(
             whole += gl.where(sink > float("-inf"), gl.exp2((sink - sums.largest) * EXPONENT), 0.0)
         some = whole != 0
         whole = gl.where(some, whole, 1.0)
-        inverse = gl.convert_layout(upscale(OPTIONS.dropped) / whole, gl.SliceLayout(1, R), assert_trivial=True)
+        inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, R), assert_trivial=True)
         tma.store_wait(0)
         matrix(staged.index(OUT_SLOT)).store((result * inverse[:, None]).to(TYPE))
         fence_async_shared()
@@ -337,7 +308,10 @@ def attend(
             mbarrier.arrive(rings.q.empty.index(q_stage))
         logarithm = gl.where(some, gl.fma(sums.largest, EXPONENT, gl.log2(whole)) * LN2, float("-inf"))
         logarithm = gl.where(tile.outside != 0, 0.0, logarithm)  # results of steps of no sequence are 0
-        batch, first_q = row_of(tile, runs_ptr, sizes)
+        batch, first_q = tile.batch, tile.first_q
+        if runs_ptr is not None:  # first_q is a step of all rows
+            batch = first_q // sizes.queries
+            first_q -= batch * sizes.queries
         row = lse.pointer + gl.cast(batch, gl.int64) * lse.batch + gl.cast(tile.head, gl.int64) * lse.head
         gl.store(row + (first_q + i).to(gl.int64) * lse.step, logarithm, mask=i < queries)
     tma.store_wait(0)
@@ -350,7 +324,6 @@ def forward(
     v,
     bias,
     sinks,
-    seed_ptr,
     tile_list_ptr,
     runs_ptr,
     counter_ptr,
@@ -397,28 +370,10 @@ def forward(
             [
                 (attend, (0, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (attend, (1, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (
-                    fetch,
-                    (
-                        q,
-                        k,
-                        v,
-                        bias,
-                        rings,
-                        tickets,
-                        t,
-                        tiles,
-                        counter_ptr,
-                        tile_list_ptr,
-                        runs_ptr,
-                        seed_ptr,
-                        sizes,
-                        OPTIONS,
-                    ),
-                ),
+                (fetch, (q, k, v, bias, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
             ],
             [WARPS, 1],
-            [OPTIONS.registers, FEWER_REGISTERS if OPTIONS.dropped > 0 else FETCH_REGISTERS],
+            [OPTIONS.registers, FETCH_REGISTERS],
         )
     else:
         gl.warp_specialize(
@@ -426,25 +381,7 @@ def forward(
                 (attend, (0, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (attend, (1, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
                 (attend, (2, bias, out, sinks, lse, rings, staged, tickets, runs_ptr, sizes, OPTIONS, OUT_IN_Q)),
-                (
-                    fetch,
-                    (
-                        q,
-                        k,
-                        v,
-                        bias,
-                        rings,
-                        tickets,
-                        t,
-                        tiles,
-                        counter_ptr,
-                        tile_list_ptr,
-                        runs_ptr,
-                        seed_ptr,
-                        sizes,
-                        OPTIONS,
-                    ),
-                ),
+                (fetch, (q, k, v, bias, rings, tickets, t, tiles, counter_ptr, tile_list_ptr, sizes, OPTIONS)),
             ],
             [WARPS, WARPS, 1],
             [OPTIONS.registers, OPTIONS.registers, FEWER_REGISTERS],

@@ -81,15 +81,13 @@ ROUNDS = 4  # tiles of a program, at most, that it takes without drawing them
 
 def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
     """Whether the kernels take the architecture, the dtype, the sizes of a head and the scale; in the backward pass the
-    algorithm, which for heads to 128 is "fused", for wider ones "split", and no dropout.
+    algorithm, which for heads to 128 is "fused", for wider ones "split".
     """
     if arch.name != "sm_90" or not arch.copies_tensors or spec.q.dtype not in ("bfloat16", "float16"):
         return False
     if not has_tiles(spec, which) or spec.factor <= LEAST_FACTOR:
         return False
     if which == "bwd" and spec.backward not in ("auto", algorithm(spec)):
-        return False
-    if which == "bwd" and spec.dropout_seed is not None:
         return False
     if which == "bwd" and spec.softcap is not None and spec.softcap < LEAST_SOFTCAP:
         return False
@@ -101,9 +99,9 @@ def suits(spec: Spec, arch: Arch, which: Pass) -> bool:
 
 
 def _takes_bias(spec: Spec, bias: Param) -> bool:
-    """Whether the forward pass takes a bias: in q's dtype, one for each key, of heads to 128, without dropout."""
+    """Whether the forward pass takes a bias: in q's dtype, one for each key, of heads to 128."""
     narrow = max(sizes_of(spec)) <= WIDEST_WITH_BIAS
-    return narrow and bias.dtype == spec.q.dtype and bias.shape[3] == spec.keys and spec.dropout_seed is None
+    return narrow and bias.dtype == spec.q.dtype and bias.shape[3] == spec.keys
 
 
 def swizzled(columns: int, bits: int, axes: int) -> gl.NVMMASharedLayout:
@@ -360,7 +358,6 @@ class _Launches(Launches):
             beside=plan.beside,
             by_warps=plan.by_warps,
             reads_bias=reads_bias,
-            dropped=spec.threshold,
         )
         constants = {"OPTIONS": options}
         grid = min(rows * tiles, plan.programs)

@@ -120,8 +120,6 @@ WIDTH = 64  # of the columns that products take at once, of wider heads
 WIDEST_WITH_BIAS = 128  # columns of a head in tiles: beside wider ones there is no room for a bias
 UNIT = 8  # of a head's size: tensor descriptors need strides of 16 bytes
 LONG = 2048  # keys of a sequence
-DROPOUT_REGISTERS = 240  # of a thread that attends and draws numbers
-SPILLS_OF_DROPOUT = 16  # that tests allow, outside of loops of products
 LEAST_SOFTCAP = 0.1  # of the backward pass, which computes its derivative from probabilities
 
 
@@ -176,13 +174,11 @@ def planned(spec: Spec, arch: Arch, which: Pass) -> ForwardPlan | BackwardPlan |
     """The tiles of a pass.
 
     Bits depend on the sizes of a head alone. Three groups of warps have larger tiles than two, of which a mask, or the
-    end of few keys, leaves more unused, and no registers for the numbers of dropout.
+    end of few keys, leaves more unused.
     """
     if which == "bwd":
         return BACKWARD[sizes_of(spec)]
     plan = forward_tiles(spec.head_size, spec.value_size)
-    if spec.threshold:
-        return replace(plan, registers=DROPOUT_REGISTERS, spills=plan.spills + SPILLS_OF_DROPOUT)
     long = steps_of(spec, spec.keys) >= LONG
     if spec.bias is not None:
         plan = replace(plan, section=SECTION // 4)  # the bias, too, goes through the L2

@@ -9,7 +9,6 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from retrograd.core.kernels.gluon import before_waits
 from retrograd.core.kernels.rings import release, release_by_warps, stage_of, wait_full
 
-from .dropout import for_product, kept, operand
 from .scores import bias_of, read_bias, scores
 from .wgmma import WARPS, matrix, over_panels, panels_of
 
@@ -66,16 +65,15 @@ def release_block(ring, n, FREE: gl.constexpr, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr, draw=None, pairs=None):
+def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS: gl.constexpr, pairs=None):
     """Add the values of block n, and compute the exponentials of the one after it, number `block` of its sequence.
 
-    draw: what dropout draws numbers by, or None. pairs: a bias that is read from memory, or None; see `read_bias`.
+    pairs: a bias that is read from memory, or None; see `read_bias`.
     """
     largest, total, result, p = sums
     ROW: gl.constexpr = gl.SliceLayout(1, result.type.layout)
     PART: gl.constexpr = gl.SliceLayout(1, total.type.layout)
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, result.type.layout, 2)
-    TYPE: gl.constexpr = rings.v.blocks.dtype
+    LEFT: gl.constexpr = p.type.layout
     S: gl.constexpr = none.type.layout
     stage, next_stage = stage_of(n, OPTIONS.stages), stage_of(n + 1, OPTIONS.stages)
     wait_full(rings.k, n + 1)
@@ -86,11 +84,7 @@ def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS:
     elif pairs is not None:
         bias = read_bias(pairs, i, block, queries, keys, none.shape[1], S)
     wait_full(rings.v, n)
-    p = operand(p, TYPE, LEFT)
     result = warpgroup_mma(p, matrix(rings.v.blocks.index(stage)), result, is_async=True)
-    bits = None
-    if draw is not None:
-        bits = kept(draw, i, block, none.shape[1], OPTIONS.dropped)
     s = warpgroup_mma_wait(1, deps=[s])
     release_block(rings.k, n + 1, K_FREE, OPTIONS)
     s = scores(s, i, block, border, queries, keys, OPTIONS, bias)
@@ -101,4 +95,5 @@ def add_block(sums, n, q, none, rings, i, block, border, queries, keys, OPTIONS:
     result = warpgroup_mma_wait(0, deps=[result])
     release_block(rings.v, n, V_FREE, OPTIONS)
     result = result * gl.convert_layout(before, ROW, assert_trivial=True)[:, None]
-    return Sums(largest, total, result, for_product(p, bits, TYPE, LEFT))
+    p = gl.convert_layout(p.to(rings.v.blocks.dtype), LEFT, assert_trivial=True)
+    return Sums(largest, total, result, p)

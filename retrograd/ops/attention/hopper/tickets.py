@@ -28,20 +28,6 @@ class QueryTicket(NamedTuple):
     high: Any
 
 
-class DropoutTicket(NamedTuple):
-    """What dropout draws numbers by, after `QueryTicket` in a ticket.
-
-    Attributes:
-        seed: of the call.
-        row: the number of the head in all rows of the batch.
-        start: the first step of the sequence in its row.
-    """
-
-    seed: Any
-    row: Any
-    start: Any
-
-
 class KeyTicket(NamedTuple):
     """A tile of keys: what `tile_of_keys` and `queries_seen` tell of it. `more` is 1."""
 
@@ -94,12 +80,6 @@ def index_of(kind, name):
     return kind._fields.index(name)
 
 
-@gluon.constexpr_function
-def behind(before, kind, name):
-    """The index of a number in a kind of ticket that comes after another one."""
-    return len(before._fields) + index_of(kind, name)
-
-
 @gluon.jit
 def has_tile(tickets, number):
     """Whether ticket `number` has a tile; the last one has only the number 0."""
@@ -110,12 +90,6 @@ def has_tile(tickets, number):
 def of_queries(tickets, number, NAME: gl.constexpr):
     """A number of a tile of queries, by its name in `QueryTicket`."""
     return read(tickets, number, index_of(QueryTicket, NAME))
-
-
-@gluon.jit
-def of_dropout(tickets, number, NAME: gl.constexpr):
-    """A number that dropout draws numbers by, by its name in `DropoutTicket`."""
-    return read(tickets, number, behind(QueryTicket, DropoutTicket, NAME))
 
 
 @gluon.jit

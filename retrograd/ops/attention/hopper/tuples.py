@@ -113,7 +113,6 @@ class ForwardOptions(NamedTuple):
         beside: whether values are added beside the exponentials, and not before them.
         by_warps: whether warps release blocks one by one, and not groups.
         reads_bias: whether threads read the bias themselves: TMA cannot where a sequence may begin at any key.
-        dropped: pairs are dropped whose number, of 2^16, is below it.
     """
 
     window: Window
@@ -129,7 +128,6 @@ class ForwardOptions(NamedTuple):
     beside: bool
     by_warps: bool
     reads_bias: bool
-    dropped: int
 
 
 class KeySizes(NamedTuple):

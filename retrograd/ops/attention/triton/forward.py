@@ -5,8 +5,8 @@ import triton.language as tl
 
 from retrograd.core.kernels.numerics import LOG2E, let_next_start, wait_for_previous
 
-from ..device import load_steps, store_row, store_steps, upscale
-from .pairs import clear_gaps, kept, load_keys, power, scores_of, tile_of_queries, tiles_of_keys
+from ..device import load_steps, store_row, store_steps
+from .pairs import clear_gaps, kept, load_keys, power, scores_of, tile_of_queries, tiles_of_keys, upscale
 from .segments import own_tiles, run_of_queries
 from .tuples import Inputs
 

@@ -6,9 +6,11 @@ import triton.language as tl
 from retrograd.core.kernels.numerics import LOG2E, LOG2E_REST, tanh
 
 from ..arrays import STEPS_OF_PACKED
-from ..device import LN2, load_steps, philox, store_row, store_steps, unsigned, upscale
+from ..device import LN2, load_steps, store_row, store_steps, unsigned
+from ..op import FORMS
 from .tuples import Sequence, Work
 
+ROUNDS = tl.constexpr(7)
 BOUNDS = tl.constexpr(512)  # bounds of sequences that a program compares at once
 LIMIT = tl.constexpr(STEPS_OF_PACKED)
 
@@ -200,6 +202,12 @@ def clear_gaps(
                 store_steps(array, zeros, 0, 0, step, T, head, tl.arange(0, BLOCK), COLUMNS)
 
 
+@triton.constexpr_function
+def upscale(DROPPED):
+    """The factor of what dropout keeps."""
+    return 1.0 / (1.0 - DROPPED / FORMS)
+
+
 @triton.jit
 def dropped(x, keep, DROPPED: tl.constexpr):
     """Probabilities, or gradients at them, after dropout."""
@@ -214,6 +222,14 @@ def fast_tanh(x):
 
 
 @triton.jit
+def round_of_philox(a, b, c, d, key, other):
+    """One round."""
+    high, low = tl.umulhi(a, tl.full([], 0xD2511F53, tl.uint32)), a * tl.full([], 0xD2511F53, tl.uint32)
+    higher, lower = tl.umulhi(c, tl.full([], 0xCD9E8D57, tl.uint32)), c * tl.full([], 0xCD9E8D57, tl.uint32)
+    return higher ^ b ^ key, lower, high ^ d ^ other, low
+
+
+@triton.jit
 def kept(seed_ptr, i, row, start, j, THRESHOLD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     """Whether dropout keeps each pair of queries i and the KEYS keys from j on, a multiple of 32."""
     GROUPS: tl.constexpr = KEYS // 32
@@ -221,7 +237,12 @@ def kept(seed_ptr, i, row, start, j, THRESHOLD: tl.constexpr, QUERIES: tl.conste
     zero = tl.zeros([QUERIES, GROUPS * 4], tl.uint32)
     a, b = zero + call[None, :], zero + i.to(tl.uint32)[:, None]
     c, d = zero + tl.cast(row, tl.uint32), zero + tl.cast(start, tl.uint32)
-    a, b, c, d = philox(a, b, c, d, tl.load(seed_ptr).to(tl.uint32), False)
+    key = tl.load(seed_ptr).to(tl.uint32)
+    other = tl.full([], 0, tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        a, b, c, d = round_of_philox(a, b, c, d, key, other)
+        key += tl.full([], 0x9E3779B9, tl.uint32)
+        other += tl.full([], 0xBB67AE85, tl.uint32)
     first = tl.join(tl.join(a & 0xFFFF, a >> 16), tl.join(b & 0xFFFF, b >> 16))
     last = tl.join(tl.join(c & 0xFFFF, c >> 16), tl.join(d & 0xFFFF, d >> 16))
     # (queries, groups, calls, half, word's low bit, word's high bit) -> keys in their order

@@ -68,18 +68,10 @@ CASES = {
                           bias_dtype="float16", segments=(ids((1, 20), (0, 70)), ids((3, 60), (-1, 9), (4, 21)))),
     "segments_of_a_step": case("segments_of_a_step", (1, 30, 30, 1, 1, 64), dtype="float16",
                                segments=(tuple(range(30)),)),
-    "dropout": case("dropout", (2, 150, 270, 2, 1, 64), dtype="float16", causal=True, seed=-7, dropout_p=0.3,
-                    return_lse=True),
-    "dropout_most": case("dropout_most", (1, 140, 140, 2, 2, 128), dtype="float16", seed=5, dropout_p=0.7),
-    "dropout_wider": case("dropout_wider", (1, 90, 140, 1, 1, 256), dtype="float16", seed=5, dropout_p=0.1),
-    "dropout_packed": case("dropout_packed", (1, 300, 320, 2, 1, 32), dtype="float16", window=(40, 200), seed=3,
-                           packed=((2, 3, 120, 296), (0, 7, 150, 308)), dropout_p=0.2),
-    "dropout_segments": case("dropout_segments", (2, 90, 90, 2, 1, 64), dtype="float16", sinks=True, seed=9,
-                             dropout_p=0.5, segments=(ids((1, 20), (0, 70)), ids((3, 60), (-1, 9), (4, 21)))),
 }  # fmt: skip
 
 
-QUICK = ("groups", "fewer_keys_sinks", "packed_keys", "segments", "dropout_segments", "bias_of_keys")
+QUICK = ("groups", "fewer_keys_sinks", "packed_keys", "segments", "bias_of_keys")
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
 
