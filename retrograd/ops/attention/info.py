@@ -11,8 +11,12 @@ from .op import OP
 
 
 def alone(case: Case) -> bool:
-    """Whether a row or a sequence has the same bits alone: dropout depends on its place."""
-    return not case.options.get("dropout_p")
+    """Whether the contract compares a row or a sequence with itself alone.
+
+    Dropout depends on its place; a bias beside packed sequences would have to be cut along two axes.
+    """
+    packed_bias = {"bias", "cu_seqlens_q"} <= set(case.inputs)
+    return not case.options.get("dropout_p") and not packed_bias
 
 
 def causal(case: Case) -> bool:

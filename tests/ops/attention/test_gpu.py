@@ -108,6 +108,22 @@ def test_strides_of_a_bias_change_no_bits(D: int, seed: int) -> None:
         assert torch.equal(attention(q, k, v, bias=other), expected), other.stride()
 
 
+@pytest.mark.parametrize("D", [16, 64, 128])
+def test_sequences_side_by_side_with_a_bias_have_the_bits_of_each_alone(D: int, seed: int) -> None:
+    bounds = (0, 33, 380, 391)
+    q, k, v = (drawn(seed + i, bounds[-1], 2, D) for i in range(3))
+    bias = drawn(seed + 3, bounds[-1], 2, bounds[-1]).transpose(1, 2).contiguous()
+    ends = torch.tensor(bounds, dtype=torch.int32, device="cuda")
+    ids = torch.repeat_interleave(torch.arange(3, device="cuda", dtype=torch.int32), torch.diff(ends))[None]
+    packed = attention(q, k, v, bias=bias, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    apart = attention(q, k, v, bias=bias, causal=True, segment_ids=ids)
+    for start, end in pairwise(bounds):
+        own = bias[..., start:end, start:end]
+        alone = attention(q[:, start:end], k[:, start:end], v[:, start:end], bias=own, causal=True)
+        assert torch.equal(packed[:, start:end], alone), start
+        assert torch.equal(apart[:, start:end], alone), start
+
+
 @pytest.mark.parametrize("hidden", [float("-inf"), torch.finfo(torch.bfloat16).min], ids=str)
 @pytest.mark.parametrize("D", [16, 64, 128])
 def test_a_row_that_a_bias_hides_has_zeros(D: int, hidden: float, seed: int) -> None:
