@@ -104,6 +104,12 @@ def test_strides_of_a_bias_change_no_bits(D: int, seed: int) -> None:
     expected = attention(q, k, v, bias=bias)
     wide = torch.zeros(1, 2, T, T + 9, dtype=bias.dtype, device="cuda")[..., :T].copy_(bias)
     unaligned = torch.zeros(bias.numel() + 1, dtype=bias.dtype, device="cuda")[1:].view_as(bias).copy_(bias)
+    row = bias[:, :1, :1].expand(2, 2, T, T)
+    assert torch.equal(attention(q, k, v, bias=row), attention(q, k, v, bias=row.contiguous()))
+    odd = bias[..., 1:].contiguous()
+    repeated = odd[:, :1].expand(2, 2, T, T - 1)
+    found, expected_odd = (attention(q, k[:, 1:], v[:, 1:], bias=b) for b in (repeated, repeated.contiguous()))
+    assert torch.equal(found, expected_odd)
     for other in (bias.expand(2, -1, -1, -1), bias.mT.contiguous().mT, wide, unaligned):
         assert torch.equal(attention(q, k, v, bias=other), expected), other.stride()
 

@@ -355,11 +355,14 @@ def test_a_bias_that_no_descriptor_can_take_is_copied() -> None:
     assert not copied(260, (4 * whole, whole, 264, 1))
     assert copied(260)
     assert copied(264, (4 * whole, whole, 1, 260))
-    assert copied(264, (4 * whole, whole, 0, 1))
+    assert not copied(264, (264, 0, 0, 1))
     assert copied(264, aligned=False)
     expanded = launches(264, (0, whole, 264, 1))[-1]
     assert expanded.descriptors["bias"].shape == (1, 4, 260, 264)
     assert launches(260)[-1].descriptors["bias"].shape == (2, 4, 260, 260)
+    # What is repeated is copied once.
+    assert launches(260, (260 * 260, 0, 260, 1))[-1].descriptors["bias"].shape == (2, 1, 260, 260)
+    assert launches(260, (260, 0, 0, 1))[-1].descriptors["bias"].shape == (2, 1, 1, 260)
 
 
 class Scalars:

@@ -274,8 +274,13 @@ def _padded_bias(spec: Spec, inputs: tuple[Array, ...], layouts: Layouts, arch: 
     bytes long.
     """
     if spec.bias is not None and not _listed(spec) and _Launches(spec, inputs, layouts, arch).bias_in_place() is None:
-        *others, keys = spec.bias.shape
+        *others, keys = _distinct(spec.bias.shape, strides_of("bias", spec.bias.shape, layouts))
         yield Array("padded_bias", (*others, -(-keys // UNIT) * UNIT), spec.bias.dtype)
+
+
+def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a bias in which what a stride of 0 repeats is there once."""
+    return tuple(1 if n < 3 and strides[n] == 0 else size for n, size in enumerate(shape))
 
 
 class _Launches(Launches):
@@ -287,17 +292,16 @@ class _Launches(Launches):
         own = strides_of("bias", array.shape, self.layouts)
         if any(stride % UNIT for stride in own[:3]):  # of axes of size 1, too: the number of rows changes no launch
             return None
-        # What a stride of 0 repeats is there once.
-        shape = tuple(1 if n < 2 and own[n] == 0 else size for n, size in enumerate(array.shape))
+        shape = _distinct(array.shape, own)
         strides = self._strides_to_describe(array, shape, own)
         return None if strides is None else Descriptor(shape, (*strides, 1), (1, 1, 1, 1))
 
     def copy_bias(self) -> Launch:
         """Copies the bias to rows that a tensor descriptor can take."""
-        assert self.spec.bias is not None
-        batch, heads, queries, keys = self.spec.bias.shape
+        batch, heads, queries, pitch = self._array("padded_bias").shape
+        keys = self.spec.keys
         tiles = -(-queries // ROWS_OF_BIAS) * -(-keys // KEYS_OF_BIAS)
-        sizes = BiasSizes(heads, queries, keys, self._array("padded_bias").shape[3])
+        sizes = BiasSizes(heads, queries, keys, pitch)
         constants = {"ROWS": ROWS_OF_BIAS, "KEYS": KEYS_OF_BIAS}
         launch = self.launch(copy_bias, batch * heads * tiles, {"sizes": sizes}, constants)
         return self._with(launch, padded_bias_ptr="padded_bias")

@@ -135,7 +135,9 @@ def test_strides_of_a_bias_and_the_number_of_queries_change_no_bits(D: int, seed
     cut = one[:, :, 100:101, :101]
     assert_same_bits({"found": with_bias(kept, cut, seed, causal=True)}, {"found": expected[:, 100:101]}, "fewer keys")
     row = one[:, :, :1]
-    expected = with_bias(inputs, row.expand(1, 2, 150, 150), seed, causal=True)
+    expected = with_bias(inputs, row.expand(1, 2, 150, 150).contiguous(), seed, causal=True)
+    repeated = {"found": with_bias(inputs, row.expand(2, 2, 150, 150), seed, causal=True)}
+    assert_same_bits(repeated, {"found": expected}, "a row that is repeated")
     assert_same_bits({"found": with_bias(inputs, row, seed, causal=True)}, {"found": expected}, "a row that all share")
 
 
